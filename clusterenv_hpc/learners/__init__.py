@@ -1,0 +1,31 @@
+"""Learners: what turns rollouts into better policies."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from ..rollout import Rollout
+from .ppo import PPO, PPOConfig
+from .returns import gae
+
+
+class Learner(Protocol):
+    """What the run needs of a learning algorithm, whichever it is.
+
+    A learner owns the policy's training: it changes the policy module's parameters in place.
+    """
+
+    def update(self, rollout: Rollout, progress: float) -> dict[str, float]:
+        """Learn from one rollout; ``progress`` in [0, 1] is the share of the run that is over.  Returns metrics."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything a resumed run needs to go on bit for bit, in plain tensors, numbers, strings and containers."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what ``state_dict`` gave."""
+        ...
+
+
+__all__ = ["PPO", "Learner", "PPOConfig", "gae"]

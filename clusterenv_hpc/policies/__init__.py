@@ -1,0 +1,33 @@
+"""Policies: networks, action distributions over flat parameters, and weights in the form that travels."""
+
+from .distributions import (
+    Bernoulli,
+    Categorical,
+    DiagonalGaussian,
+    Distribution,
+    MultiCategorical,
+    distribution_for,
+)
+from .networks import ActorCritic
+from .protocol import PolicyError, acting_parameters, as_tensors, check_policy, distribution_of, evaluate
+from .weights import flat_weights, load_flat_weights, num_weights, weights_layout
+
+__all__ = [
+    "ActorCritic",
+    "Bernoulli",
+    "Categorical",
+    "DiagonalGaussian",
+    "Distribution",
+    "MultiCategorical",
+    "PolicyError",
+    "acting_parameters",
+    "as_tensors",
+    "check_policy",
+    "distribution_for",
+    "distribution_of",
+    "evaluate",
+    "flat_weights",
+    "load_flat_weights",
+    "num_weights",
+    "weights_layout",
+]
