@@ -1,0 +1,86 @@
+"""A configuration becomes objects: the policy, the sync rule, the learner, an environment to look at."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any
+
+import gymnasium
+import torch
+
+from clusterenv_hpc.envs.build import EnvSource, build_vector_env
+from clusterenv_hpc.learners import PPO, Learner, PPOConfig
+from clusterenv_hpc.policies import ActorCritic
+from clusterenv_hpc.policies.distributions import DiagonalGaussian, Distribution, distribution_for
+from clusterenv_hpc.run.config import ConfigError
+from clusterenv_hpc.run.schema import Config, EnvConfig, PolicyConfig
+from clusterenv_hpc.sync import APS, Always, EveryK, Never, SyncRule
+
+SYNC_RULES: dict[str, type[SyncRule]] = {"aps": APS, "always": Always, "every_k": EveryK, "never": Never}
+
+
+def spaces_of(env: EnvConfig) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
+    """The observation and action space of one environment, which is built for this and closed again.
+
+    Raises EnvError where it cannot be built.
+    """
+    envs = build_vector_env(EnvSource(env.id, env.kwargs, env.backend), 1)
+    try:
+        return envs.single_observation_space, envs.single_action_space
+    finally:
+        envs.close()
+
+
+def build_policy(
+    policy: PolicyConfig, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any], seed: int
+) -> ActorCritic:
+    """The networks, initialised from ``seed`` alone.  Raises PolicyError or ConfigError where the spaces do not fit."""
+    distribution: Distribution | None = None
+    if isinstance(action_space, gymnasium.spaces.Box):
+        try:
+            distribution = DiagonalGaussian(action_space, squash=policy.squash)  # type: ignore[arg-type]
+        except ValueError as error:
+            raise ConfigError(f"policy.squash={policy.squash}: {error}") from error
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return ActorCritic(
+            observation_space,
+            action_space,
+            policy.hidden,
+            policy.activation,
+            critic=policy.critic,  # type: ignore[arg-type]
+            distribution=distribution or distribution_for(action_space),
+            log_std=policy.log_std,
+        )
+
+
+def build_sync(sync: Any) -> SyncRule:
+    """The rule that one of the sync schemas describes."""
+    settings = {spec.name: getattr(sync, spec.name) for spec in dataclasses.fields(sync) if spec.name != "rule"}
+    return SYNC_RULES[sync.rule](**settings)
+
+
+def build_learner(
+    algo: Any, policy: torch.nn.Module, action_space: gymnasium.Space[Any], device: torch.device, seed: int
+) -> Learner:
+    """The learner that one of the algo schemas describes."""
+    settings = {spec.name: getattr(algo, spec.name) for spec in dataclasses.fields(PPOConfig)}
+    return PPO(policy, PPOConfig(**settings), action_space, device, seed)
+
+
+def choose_device(device: str) -> torch.device:
+    """The learner's device; ``auto`` is a GPU where there is one.  Raises ConfigError where there is none such."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    chosen = torch.device(device)
+    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"device={device}: torch sees {torch.cuda.device_count()} CUDA devices; allowed: auto, cpu")
+    return chosen
+
+
+def choose_threads(config: Config) -> int:
+    """Torch threads of the learner: what is configured, else the cores this process may use, but at most 4."""
+    if config.threads is not None:
+        return config.threads
+    return min(4, len(os.sched_getaffinity(0)))

@@ -1,0 +1,162 @@
+"""How good a policy is: one whole episode for each of a list of seeds, so that short episodes count as much as long."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium.vector.utils import concatenate, create_empty_array
+from numpy.typing import NDArray
+
+from clusterenv_hpc.policies import as_tensors, distribution_of
+from clusterenv_hpc.run.build import build_policy, spaces_of
+from clusterenv_hpc.run.checkpoint import CheckpointStore
+from clusterenv_hpc.run.config import ConfigError, load, with_values
+from clusterenv_hpc.run.run_dir import find
+from clusterenv_hpc.run.schema import EnvConfig, EvalConfig
+
+SLOTS = 32
+"""Environments stepped side by side, to share the policy's forward passes."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """``returns`` and ``lengths`` of each episode ``[E]``, in the order of the seeds; ``cut``: how many had no end."""
+
+    returns: NDArray[np.float64]
+    lengths: NDArray[np.int64]
+    cut: int
+
+    @property
+    def mean(self) -> float:
+        """Mean return."""
+        return float(self.returns.mean())
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of the returns over the episodes."""
+        return float(self.returns.std())
+
+    def describe(self, sampled: bool) -> str:
+        """One sentence."""
+        text = f"{'sampled' if sampled else 'greedy'} return {self.mean:.1f} +- {self.std:.1f}"
+        text += f" ({self.returns.min():.1f} to {self.returns.max():.1f}) over {len(self.returns)} episodes"
+        return text + (f", {self.cut} of them cut off after eval.max_steps" if self.cut else "")
+
+    def as_dict(self) -> dict[str, Any]:
+        """For summaries."""
+        return {
+            "eval_return_mean": self.mean,
+            "eval_return_std": self.std,
+            "eval_return_min": float(self.returns.min()),
+            "eval_return_max": float(self.returns.max()),
+            "eval_length_mean": float(self.lengths.mean()),
+            "eval_episodes": len(self.returns),
+            "eval_cut": self.cut,
+        }
+
+
+@dataclass
+class _Slot:
+    """An environment, the episode it plays, and what it shows."""
+
+    env: gymnasium.Env[Any, Any]
+    episode: int
+    observation: Any
+
+
+def evaluate(
+    policy: torch.nn.Module, env: EnvConfig, settings: EvalConfig, stop: Callable[[], bool] = lambda: False
+) -> Evaluation | None:
+    """Plays ``settings.episodes`` episodes, at least one, with seeds counting up from ``settings.seed``.
+
+    Greedy unless ``settings.sampled``; no random state outside is touched, so that training goes on undisturbed.
+    Returns None where ``stop`` says so on the way.  Raises what the environment raises.
+    """
+    count = settings.episodes
+    returns, lengths, cut = np.zeros(count), np.zeros(count, dtype=np.int64), 0
+    device = next(policy.parameters()).device
+    generator = torch.Generator().manual_seed(settings.seed)
+    envs = [gymnasium.make(env.id, **env.kwargs) for _ in range(min(SLOTS, count))]
+    space = envs[0].observation_space
+    distribution = distribution_of(policy, envs[0].action_space)
+    waiting = iter(range(count))
+    try:
+        playing = [_Slot(one, i, one.reset(seed=settings.seed + i)[0]) for one, i in zip(envs, waiting, strict=False)]
+        while playing:
+            if stop():
+                return None
+            into: Any = create_empty_array(space, len(playing))
+            batch = concatenate(space, [slot.observation for slot in playing], into)
+            with torch.inference_mode():
+                params = policy(as_tensors(batch, device)).cpu()
+                noise = distribution.noise((len(playing),), generator) if settings.sampled else None
+                drawn = distribution.mode(params) if noise is None else distribution.sample(params, noise)
+            still = []
+            for slot, action in zip(playing, distribution.env_actions(drawn.numpy()), strict=True):
+                slot.observation, reward, terminated, truncated, _ = slot.env.step(action)
+                returns[slot.episode] += float(reward)
+                lengths[slot.episode] += 1
+                ended = bool(terminated or truncated)
+                if not ended and lengths[slot.episode] >= settings.max_steps:
+                    ended, cut = True, cut + 1
+                if ended:
+                    following = next(waiting, None)
+                    if following is None:
+                        continue
+                    slot.episode = following
+                    slot.observation, _ = slot.env.reset(seed=settings.seed + following)
+                still.append(slot)
+            playing = still
+    finally:
+        for one in envs:
+            one.close()
+    return Evaluation(returns, lengths, cut)
+
+
+def main(argv: list[str]) -> int:
+    """``clusterenv-hpc eval``."""
+    parser = argparse.ArgumentParser(
+        prog="clusterenv-hpc eval",
+        description="Play whole episodes with the newest checkpoint of a run; one episode for each seed.",
+        epilog="Example: clusterenv-hpc eval lunarlander episodes=20",
+    )
+    parser.add_argument(
+        "run", metavar="RUN", help="a run's directory, its name below runs/ or the start of it, or latest"
+    )
+    parser.add_argument(
+        "settings", nargs="*", metavar="KEY=VALUE", help="episodes=, seed=, max_steps=; see train --help"
+    )
+    parser.add_argument(
+        "--sampled", action="store_true", help="draw actions from the policy, rather than take its mode"
+    )
+    parser.add_argument("--json", action="store_true", help="print the result as one line of JSON")
+    args = parser.parse_args(argv)
+    run = find(args.run)
+    settings = [setting if setting.startswith("eval.") else f"eval.{setting}" for setting in args.settings]
+    config = with_values(load(run.config), settings)
+    config.eval.sampled |= args.sampled
+    if config.eval.episodes == 0:
+        raise ConfigError("episodes=0: allowed: an integer >= 1")
+    loaded = CheckpointStore(run.checkpoints, config.checkpoint.keep).load_latest()
+    if loaded is None:
+        raise ConfigError(f"{run.path}: there is no checkpoint yet; expected a run that has saved one")
+    for line in loaded.damaged:
+        print(f"warning: {line}; using {loaded.path.name}", file=sys.stderr)
+    torch.set_num_threads(1)
+    policy = build_policy(config.policy, *spaces_of(config.env), seed=config.seed)
+    policy.load_state_dict(loaded.state["learner"]["policy"])
+    result = evaluate(policy.eval(), config.env, config.eval)
+    assert result is not None
+    if args.json:
+        print(json.dumps({"run": str(run.path), "checkpoint": loaded.path.name, **result.as_dict()}))
+    else:
+        print(f"{run.path} ({loaded.path.stem}, {config.env.id}): {result.describe(config.eval.sampled)}")
+    return 0

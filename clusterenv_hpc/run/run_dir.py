@@ -1,0 +1,158 @@
+"""The directory of a run: where it lies, how it is named, how it is found again.
+
+    runs/lunarlander-ppo-aps-s1/
+      config.yaml  metrics.jsonl  events.out.tfevents.*  checkpoints/  summary.json  log.txt
+
+A run is keyed by its name, not by a date, so that a requeued job or a second command finds it.  Only the learner
+writes here.  Imports neither torch nor MPI.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from clusterenv_hpc.run.config import ConfigError
+from clusterenv_hpc.run.schema import Config
+
+RUNS = Path("runs")
+"""Where runs are kept that were not told otherwise: below the current directory."""
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """The paths within one run's directory."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        """The whole configuration; a directory with this file holds a run."""
+        return self.path / "config.yaml"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object for each update."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def summary(self) -> Path:
+        """What the run came to, rewritten while it goes on."""
+        return self.path / "summary.json"
+
+    @property
+    def log(self) -> Path:
+        """What was said, with times."""
+        return self.path / "log.txt"
+
+    @property
+    def checkpoints(self) -> Path:
+        """A folder of checkpoints."""
+        return self.path / "checkpoints"
+
+    def holds_a_run(self) -> bool:
+        """Whether a run was started here."""
+        return self.config.exists()
+
+    def release_if_empty(self) -> None:
+        """Give a name back that was claimed for a run which never began."""
+        with contextlib.suppress(OSError):
+            self.path.rmdir()
+
+
+def run_name(config: Config) -> str:
+    """The name asked for, or one like ``lunarlander-ppo-aps-s1``."""
+    if config.name is not None:
+        return config.name
+    env = config.env.name or re.sub(r"[^a-z0-9]+", "_", config.env.id.rpartition(":")[2].lower()).strip("_")
+    return f"{env}-{config.algo.name}-{config.sync.rule}-s{config.seed}"
+
+
+def claim(config: Config) -> RunDir:
+    """The directory for this run, made if need be.
+
+    Without ``run_dir`` and ``resume`` a name that is taken gets -2, -3, ...; with either, the directory is that one.
+    Raises ConfigError where a run would be overwritten, or the directory cannot be written.
+    """
+    if config.run_dir is None and not config.resume:
+        return _claim_free(run_name(config))
+    run = RunDir(Path(config.run_dir) if config.run_dir is not None else RUNS / run_name(config))
+    if run.holds_a_run() and not config.resume:
+        raise ConfigError(
+            f"run_dir={run.path}: holds a run, which is not overwritten; allowed: resume=true, or another run_dir"
+        )
+    try:
+        run.path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"run_dir={run.path}: cannot be made: {error.strerror or error}") from error
+    return _writable(run)
+
+
+def _claim_free(name: str) -> RunDir:
+    for number in range(1, 10_000):
+        run = RunDir(RUNS / (name if number == 1 else f"{name}-{number}"))
+        try:
+            RUNS.mkdir(exist_ok=True)
+            run.path.mkdir()  # fails where it exists, so that two starts at once get two names
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise ConfigError(f"run_dir={run.path}: cannot be made: {error.strerror or error}") from error
+        return _writable(run)
+    raise ConfigError(f"name={name}: ten thousand runs of that name; choose another name or run_dir")
+
+
+def _writable(run: RunDir) -> RunDir:
+    if not os.access(run.path, os.W_OK | os.X_OK):
+        raise ConfigError(f"run_dir={run.path}: cannot be written to; expected a directory you may write")
+    return run
+
+
+def find(text: str) -> RunDir:
+    """The run that ``text`` means: a path, a name below runs/, the start of only one name, or ``latest``.
+
+    Raises ConfigError where there is none, or more than one.
+    """
+    for path in (Path(text), RUNS / text):
+        if RunDir(path).holds_a_run():
+            return RunDir(path)
+    known = [run for run in map(RunDir, sorted(RUNS.glob("*"))) if run.holds_a_run()]
+    if text == "latest" and known:
+        return max(known, key=lambda run: run.config.stat().st_mtime)
+    found = [run for run in known if run.path.name.startswith(text)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise ConfigError(f"{text}: several runs begin so: {', '.join(run.path.name for run in found)}")
+    if Path(text).is_dir():
+        raise ConfigError(f"{text}: holds no run (no config.yaml); expected the directory of a run")
+    names = ", ".join(run.path.name for run in known) or f"none in {RUNS.resolve()}"
+    raise ConfigError(
+        f"{text}: no such run; expected its path, its name or the start of that, or latest; known: {names}"
+    )
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Writes ``path`` aside, syncs it and moves it into place: a reader, or a crash, meets the old file or the new one.
+
+    One writer a file, which is the learner.  Raises OSError; what stood at ``path`` is then still there.
+    """
+    aside = path.with_name(f".{path.name}.part")
+    try:
+        with open(aside, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            aside.unlink(missing_ok=True)
+        raise
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)  # the name itself is not on the disk before this
+    finally:
+        os.close(directory)
