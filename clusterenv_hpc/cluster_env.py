@@ -1,0 +1,412 @@
+"""``ClusterEnv``: environments on many machines behind the Gymnasium API; the learner's side of the wire."""
+
+from __future__ import annotations
+
+import copy
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+from numpy.typing import NDArray
+
+from .comm.channel import Backoff, Channel, ClusterError, HandshakeError
+from .comm.codec import decode, encode
+from .comm.local import LocalHub
+from .comm.messages import Command
+from .comm.world import Ending, in_mpi_world, open_mpi_channel
+from .crew import Crew
+from .detach import Detached
+from .envs.build import EnvSource
+from .envs.infos import count_actions, merge_infos, slice_actions
+from .envs.spaces import decode_space, join, leaves, split
+from .handshake import software_versions
+from .peer import Peer
+from .policies import num_weights
+from .policies import weights_layout as policy_layout
+from .rollout import Rollout
+from .stats import Stats
+from .sync import Always, SyncRule
+from .worker import Worker, WorkerSettings, run_worker
+
+
+class ClusterEnv(VectorEnv[Any, Any, Any]):
+    """A vector environment whose parts run on the worker ranks of an MPI job, or in this process where there is one rank.
+
+    Every rank runs the same script.  On rank 0 (the learner) the constructor returns; on the others it serves, and
+    leaves the process by ``SystemExit`` when the learner is done.  Row i is env i, always.
+
+    Args:
+        env: a Gymnasium id or a callable that makes one environment from ``env_kwargs`` (with ``backend="vector"``: a
+            vector environment from ``num_envs`` and ``env_kwargs``).
+        num_envs: in all; dealt out over the workers in contiguous blocks.
+        policy: a module that follows ``clusterenv_hpc.policies.protocol``; makes ``rollout`` and ``rollouts`` available.
+        sync: when a worker asks for weights; default ``Always()``, which is safe for any on-policy code.
+        env_kwargs: for the environment.
+        comm: an mpi4py communicator; default ``COMM_WORLD`` under an MPI launcher, else none.
+        seed: fixes resets that are given no seed of their own before the first ``reset(seed=...)``, and action noise.
+        backend: ``sync`` (bit-equal to ``SyncVectorEnv``), ``vector`` or ``envpool``.
+        autoreset_mode: for ``step``, as in Gymnasium (``sync`` backend only; the others have their own).
+        num_workers: workers within this process where there is one rank; default 1.
+        num_probes: how many states of a rollout the divergence is measured on.
+        timeout: seconds without any sign of life from a worker that are taken for its death.
+        learner_timeout: seconds without word from the learner after which a worker ends the job.
+        exit_workers: if False, the constructor returns a closed object on workers when the learner has closed.
+        config_hash: compared between ranks.
+        first_version: of the policy's weights before the first ``publish``; a resumed run goes on counting.
+        backoff: how waiting is done.
+
+    Raises:
+        HandshakeError: the ranks do not fit together.
+        WorkerError: a worker could not build its environments.
+    """
+
+    def __init__(
+        self,
+        env: str | Callable[..., Any],
+        num_envs: int,
+        *,
+        policy: torch.nn.Module | None = None,
+        sync: SyncRule | None = None,
+        env_kwargs: Mapping[str, Any] | None = None,
+        comm: Any = None,
+        seed: int | None = None,
+        backend: str = "sync",
+        autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
+        num_workers: int | None = None,
+        num_probes: int = 64,
+        timeout: float = 600.0,
+        learner_timeout: float = 3600.0,
+        exit_workers: bool = True,
+        config_hash: str = "",
+        first_version: int = 0,
+        backoff: Backoff | None = None,
+    ) -> None:
+        super().__init__()
+        self.closed = False
+        self.num_envs = _whole("num_envs", num_envs)
+        if sync is not None and policy is None:
+            raise ValueError("a sync rule needs a policy: pass policy=..., or leave sync out")
+        if sync is not None and not isinstance(sync, SyncRule):
+            raise TypeError(f"sync must be APS(...), Always(), EveryK(...) or Never(), got {sync!r}")
+        rule = (sync or Always()) if policy is not None else None
+        source = EnvSource(env, dict(env_kwargs or {}), backend, AutoresetMode(autoreset_mode))
+        settings = WorkerSettings(source, self.num_envs, config_hash, seed, num_probes, timeout, not exit_workers)
+        channel = _open_channel(comm, num_workers, settings, policy, rule)
+        backoff = backoff or Backoff(spin_s=20e-6 if channel.oversubscribed else 100e-6)
+        self.backend, self.stats = backend, Stats()
+        self.is_learner = channel.rank == 0
+        if not self.is_learner:
+            self.closed = True
+            _serve(channel, settings, policy, rule, backoff, learner_timeout)
+            return
+        self._seed, self._was_reset, self._sequence = seed, False, 0
+        self._crew = crew = Crew(channel, self.stats, timeout, backoff)
+        self._ending = Ending(channel, "learner", self._leave) if channel.transport != "local" else None
+        own = {
+            "rank": 0,
+            "host": channel.host,
+            "versions": software_versions(),
+            "config_hash": config_hash,
+            "num_envs": self.num_envs,
+            "policy_layout": "" if policy is None else str(policy_layout(policy)),
+            "num_weights": 0 if policy is None else num_weights(policy),
+            "sync": {} if rule is None else rule.describe(),
+        }
+        reference = crew.meet(own)
+        self.single_observation_space = decode_space(reference.observation_space)
+        self.single_action_space = decode_space(reference.action_space)
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        mode = AutoresetMode(reference.autoreset_mode)
+        self.metadata = {**reference.metadata, "autoreset_mode": mode}
+        self.render_mode = reference.render_mode
+        self._leaves, self._action_leaves = leaves(self.single_observation_space), leaves(self.single_action_space)
+        for peer in crew.active:
+            peer.prepare_steps(self._leaves, self._action_leaves)
+        self._detached: Detached | None = None
+        if policy is not None and rule is not None:
+            spaces = (self.single_observation_space, self.single_action_space)
+            separate_next = mode is not AutoresetMode.NEXT_STEP
+            self._detached = Detached(crew, policy, rule, spaces, num_probes, separate_next, first_version)
+
+    # -- the world ---------------------------------------------------------------------------------------------------
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers there are."""
+        return self._crew.channel.size - 1
+
+    @property
+    def transport(self) -> str:
+        """What carries the messages: ``"local"`` or the MPI library."""
+        return self._crew.channel.transport
+
+    @property
+    def hosts(self) -> list[str]:
+        """The host of each rank."""
+        return [self._crew.channel.host, *(peer.host for peer in self._crew.peers)]
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Close the environments on every worker; ``kwargs`` are for their ``close``."""
+        if self.is_learner and self._crew.peers and not self._crew.broken:
+            self._stop()
+            self._crew.close(kwargs)
+
+    def abort(self) -> None:
+        """After a failure: send the workers home at once, and end the job if one does not go."""
+        self._crew.broken = self.closed = True
+        if self._ending is not None:
+            self._ending.end(clean=False)
+
+    def _leave(self, clean: bool) -> bool:
+        """The process ends: close if that was not done, and send everybody home.  False if somebody did not go."""
+        if clean and not self.closed and not self._crew.broken:
+            try:
+                self.close()
+            except ClusterError as error:
+                print(f"clusterenv-hpc: {error}", file=sys.stderr, flush=True)
+        return self._crew.dismiss()
+
+    def __enter__(self) -> ClusterEnv:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:  # the exception goes on; whoever ends the process sends the workers home
+            self._crew.broken = self.closed = True
+
+    def _demand_open(self, method: str) -> None:
+        if self.closed or self._crew.broken:
+            raise ClusterError(f"{method}() was called after close() or after a worker had failed")
+        if method != "publish":
+            self._stop()
+
+    def _stop(self) -> None:
+        if self._detached is not None:
+            self._detached.stop()
+
+    # -- plain Gymnasium ---------------------------------------------------------------------------------------------
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """As ``SyncVectorEnv.reset``: ``seed`` may be a list; ``options["reset_mask"]`` resets only those environments."""
+        self._demand_open("reset")
+        seeds = self._seeds(seed)
+        mask = None
+        if options is not None and "reset_mask" in options:
+            mask = _checked_mask(options.pop("reset_mask"), self.num_envs)
+        self._sequence += 1
+        for peer in self._crew.active:
+            part, own, skip = seeds[peer.rows], options, False
+            if mask is not None:
+                own = {**(options or {}), "reset_mask": mask[peer.rows]}
+                skip = not mask[peer.rows].any()
+            block = part if self.backend == "sync" else part[0]
+            self._crew.command(peer, Command.RESET, encode([self._sequence, block, own, skip], "the reset's arguments"))
+            peer.step_port.start()
+        self._was_reset = True
+        observation, _, _, _, infos = self._gather("resetting the environments")
+        return observation, infos
+
+    def _seeds(self, seed: Any) -> list[Any]:
+        if seed is None:
+            return [None] * self.num_envs
+        if isinstance(seed, (int, np.integer)):
+            return [int(seed) + i for i in range(self.num_envs)]
+        if len(seed) != self.num_envs:
+            raise ValueError(
+                f"If seeds are passed as a list the length must match num_envs={self.num_envs} but got length={len(seed)}."
+            )
+        return [None if one is None else int(one) for one in seed]
+
+    def step(self, actions: Any) -> tuple[Any, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]:
+        """As ``SyncVectorEnv.step``: ``actions`` for all environments, row by row."""
+        self._demand_open("step")
+        self._send_actions(actions)
+        return self._gather("stepping the environments")
+
+    def _send_actions(self, actions: Any) -> None:
+        if (given := count_actions(self.single_action_space, actions)) != self.num_envs:
+            raise ValueError(f"step needs actions for num_envs={self.num_envs} environments, got {given}")
+        self._sequence += 1
+        arrays = self._typed_actions(actions)
+        for peer in self._crew.active:
+            peer.step_port.start()
+            if arrays is None:  # another dtype or type than the space's: sent as it is, so that env.step gets just that
+                part = slice_actions(self.single_action_space, actions, peer.rows.start, peer.rows.stop)
+                self._crew.command(peer, Command.ACTIONS, encode([self._sequence, part], "actions"))
+                continue
+            peer.sequence[0] = self._sequence
+            for target, array in zip(peer.actions, arrays, strict=True):
+                np.copyto(target, array[peer.rows])
+            self.stats.sent["actions"].add(peer.actions_bytes)
+            peer.actions_port.start()
+
+    def _typed_actions(self, actions: Any) -> list[NDArray[Any]] | None:
+        """The leaf arrays of ``actions`` if each has just the dtype and shape that the space says."""
+        arrays = split(self.single_action_space, actions) if not isinstance(actions, list) else []
+        for array, leaf in zip(arrays, self._action_leaves, strict=False):
+            if array.dtype != leaf.dtype or array.shape != (self.num_envs, *leaf.shape):
+                return None
+        return arrays or None
+
+    def _gather(self, what: str) -> tuple[Any, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]:
+        """The results of all workers for the current sequence number, in the order of rows."""
+        waiting = list(self._crew.active)
+
+        def came() -> bool:
+            waiting[:] = [peer for peer in waiting if not peer.step_came()]
+            if not waiting:
+                return True
+            self._crew.listen()
+            return False
+
+        self._crew.wait(came, lambda: self._crew.silence(waiting, what))
+        n = self.num_envs
+        observation = [np.empty((n, *leaf.shape), dtype=leaf.dtype) for leaf in self._leaves]
+        rewards, terminated, truncated = np.empty(n), np.empty(n, dtype=bool), np.empty(n, dtype=bool)
+        parts = []
+        for peer in self._crew.active:
+            for whole, part in zip(observation, peer.observation, strict=True):
+                whole[peer.rows] = part
+            rewards[peer.rows], terminated[peer.rows] = peer.step["rewards"], peer.step["terminated"]
+            truncated[peer.rows] = peer.step["truncated"]
+            self.stats.received["step"].add(peer.step_bytes)
+            if peer.step["header"]["has_infos"][0]:
+                parts.append(((peer.rows.start, peer.rows.stop), decode(peer.infos.pop(0))))
+        return join(self.single_observation_space, observation), rewards, terminated, truncated, merge_infos(self, parts)
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Call (or get) ``name`` of every environment; results in the order of rows.  Arguments and results travel as data."""
+        self._demand_open("call")
+        body = encode([name, args, kwargs], f"the arguments of {name}")
+        peers = self._crew.active
+        replies = self._crew.ask(peers, Command.CALL, [body] * len(peers), f"calling {name}")
+        return tuple(value for reply in replies for value in decode(reply))
+
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        """The attribute ``name`` of every environment."""
+        return self.call(name)
+
+    def set_attr(self, name: str, values: Any) -> None:
+        """Set the attribute ``name``: a list or tuple holds one value for each environment, anything else is for all."""
+        self._demand_open("set_attr")
+        if not isinstance(values, (list, tuple)):
+            values = [values] * self.num_envs
+        if len(values) != self.num_envs:
+            raise ValueError(
+                "Values must be a list or tuple with length equal to the number of environments. "
+                f"Got `{len(values)}` values for {self.num_envs} environments."
+            )
+        bodies = [encode([name, list(values[peer.rows])], f"the values of {name}") for peer in self._crew.active]
+        self._crew.ask(self._crew.active, Command.SET, bodies, f"setting {name}")
+
+    def render(self) -> tuple[Any, ...] | None:
+        """The rendered frames of every environment."""
+        return self.call("render")
+
+    # -- DETACH ------------------------------------------------------------------------------------------------------
+
+    @property
+    def version(self) -> int:
+        """The newest policy version."""
+        return self._demand_policy("version").version
+
+    def publish(self) -> int:
+        """Snapshot the policy as the next version, and let the workers know.  Returns the version."""
+        self._demand_open("publish")
+        return self._demand_policy("publish").publish()
+
+    def rollout(self, num_steps: int) -> Rollout:
+        """One rollout ``[T, N, ...]`` of all environments, in lockstep: same seeds give bit-equal rollouts.
+
+        A worker that asked for weights gets the newest before it starts.
+
+        Raises:
+            WorkerError: a worker failed.  SilenceError: a worker gave no sign of life for ``timeout`` seconds.
+        """
+        return self._begin("rollout", num_steps).rollout(int(num_steps))
+
+    def rollouts(self, num_steps: int) -> Iterator[Rollout]:
+        """Rollouts of single workers ``[T, n, ...]`` in the order they arrive, without end; workers never wait.
+
+        Leaving the loop, or any call but ``publish``, stops the workers; what was under way is dropped and counted.
+        """
+        return self._begin("rollouts", num_steps).stream(int(num_steps))
+
+    def _begin(self, method: str, num_steps: int) -> Detached:
+        self._demand_open(method)
+        detached = self._demand_policy(method)
+        _whole("num_steps", num_steps)
+        if not self._was_reset:
+            self.reset(seed=self._seed)
+        return detached
+
+    def _demand_policy(self, method: str) -> Detached:
+        if self._detached is None:
+            raise ValueError(f"{method} needs a policy that the workers act with: ClusterEnv(..., policy=...)")
+        return self._detached
+
+
+def _whole(key: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+        raise ValueError(f"{key} must be a whole number, at least 1; got {value!r}")
+    return int(value)
+
+
+def _checked_mask(mask: Any, num_envs: int) -> NDArray[np.bool_]:
+    """A ``reset_mask`` as Gymnasium demands it."""
+    if not isinstance(mask, np.ndarray):
+        raise TypeError(f"`options['reset_mask']` must be a numpy array, got {type(mask)}")
+    if mask.shape != (num_envs,):
+        raise ValueError(f"`options['reset_mask']` must have shape `({num_envs},)`, got {mask.shape}")
+    if mask.dtype != np.bool_:
+        raise TypeError(f"`options['reset_mask']` must have `dtype=np.bool_`, got {mask.dtype}")
+    if not mask.any():
+        raise ValueError(f"`options['reset_mask']` must contain at least one True value, got reset_mask={mask}")
+    return mask
+
+
+def _open_channel(
+    comm: Any, num_workers: int | None, settings: WorkerSettings, policy: torch.nn.Module | None, rule: SyncRule | None
+) -> Channel:
+    """MPI where there are several ranks; else a channel within this process, with its workers."""
+    if comm is not None or in_mpi_world():
+        try:
+            from .jobs.environment import world_problem
+        except ModuleNotFoundError:
+            world_problem = lambda *_: None  # noqa: E731
+        channel = open_mpi_channel(comm)
+        problem = world_problem(channel.size, os.environ) if comm is None else None
+        if problem is not None:
+            raise HandshakeError(problem)
+        if channel.size > 1:
+            if num_workers is not None and num_workers != channel.size - 1:
+                raise HandshakeError(
+                    f"num_workers={num_workers}, but the job has {channel.size} ranks: one learner and "
+                    f"{channel.size - 1} workers; start {num_workers + 1} ranks, or leave num_workers out"
+                )
+            return channel
+    hub = LocalHub(1 + (1 if num_workers is None else _whole("num_workers", num_workers)))
+    for rank in range(1, hub.size):
+        # A copy, as on a rank of its own: the local policy must be able to lag behind.
+        local = None if policy is None else copy.deepcopy(policy).to("cpu")
+        hub.add_worker(rank, Worker(hub.channel(rank), settings, local, rule).serve())
+    return hub.channel(0)
+
+
+def _serve(
+    channel: Channel, settings: WorkerSettings, policy: torch.nn.Module | None, rule: SyncRule | None, backoff: Backoff, timeout: float
+) -> None:
+    """A worker rank's life.  Ends the process, unless the workers are to go on with the script."""
+    torch.set_num_threads(1)
+    ending = Ending(channel, "worker", lambda clean: clean)
+    run_worker(Worker(channel, settings, None if policy is None else policy.to("cpu"), rule), channel, backoff, timeout)
+    ending.withdraw()
+    if not settings.leave_on_close:
+        raise SystemExit(0)

@@ -1,0 +1,1 @@
+"""All that crosses ranks: messages, the channel both sides speak, and its transports."""

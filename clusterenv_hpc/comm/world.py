@@ -1,0 +1,83 @@
+"""Which world this process belongs to, and how it leaves it: one channel, and no rank left behind.
+
+A rank must not run into MPI's finalisation while others still work: several MPIs burn a core there, and a dead rank
+would be waited for without end.  So the learner tells the workers when it leaves, whatever the reason.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any
+
+from .channel import Channel, ClusterError
+
+_LAUNCHERS = ("PMI_RANK", "PMI_SIZE", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "MPI_LOCALRANKID")
+
+
+def in_mpi_world(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether an MPI launcher (or srun with several tasks) started this process; asks the environment, not MPI."""
+    environ = os.environ if environ is None else environ
+    if any(name in environ for name in _LAUNCHERS):
+        return True
+    tasks = environ.get("SLURM_STEP_NUM_TASKS", "")
+    return "SLURM_PROCID" in environ and tasks.isdigit() and int(tasks) > 1
+
+
+def open_mpi_channel(comm: Any) -> Channel:
+    """A channel over ``comm`` (``COMM_WORLD`` for None); starts MPI if nobody has.  Collective."""
+    from .mpi import MpiChannel
+
+    return MpiChannel(comm)
+
+
+class Ending:
+    """Sees to it that this rank's end is the job's end.
+
+    An exception that nobody catches is printed once, by this rank, and then ``leave(False)`` is called; a normal end
+    calls ``leave(True)``.  ``leave`` returns whether everybody left; if not, the job is aborted.
+    """
+
+    def __init__(self, channel: Channel, role: str, leave: Callable[[bool], bool]) -> None:
+        self._channel, self._role, self._leave = channel, role, leave
+        self._over = False
+        self._previous = sys.excepthook
+        sys.excepthook = self._failed
+        atexit.register(self._exits)
+
+    def _failed(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if issubclass(kind, ClusterError):
+            print(f"clusterenv-hpc: {error}", file=sys.stderr, flush=True)
+        elif issubclass(kind, KeyboardInterrupt):
+            print(f"clusterenv-hpc: interrupted (rank {self._channel.rank}, {self._channel.host})", file=sys.stderr, flush=True)
+        else:
+            text = "".join(traceback.format_exception(kind, error, trace))
+            print(
+                f"{text}clusterenv-hpc: rank {self._channel.rank} ({self._role}, {self._channel.host}) failed: "
+                f"{kind.__name__}: {error}",
+                file=sys.stderr,
+                flush=True,
+            )
+        self.end(clean=False)
+
+    def _exits(self) -> None:
+        self.end(clean=True)
+
+    def end(self, clean: bool) -> None:
+        """Leave the world now (once)."""
+        if self._over:
+            return
+        self._over = True
+        if not self._leave(clean):
+            self._channel.abort(1)
+
+    def withdraw(self) -> None:
+        """This rank has left in another way."""
+        self._over = True
+        atexit.unregister(self._exits)
+        if sys.excepthook == self._failed:
+            sys.excepthook = self._previous

@@ -1,0 +1,177 @@
+"""The learner's conversation with its workers: hearing, asking, waiting under a deadline, and sending them home."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .comm.channel import Backoff, Channel, ClusterError, Deadline, WorkerError, wait_for
+from .comm.codec import decode, encode
+from .comm.messages import Command, Report, Tag, note
+from .handshake import Hello, compare
+from .peer import Peer
+from .stats import Stats
+from .worker import GRACE_S
+
+CLOSE_S = 30.0
+
+
+class Crew:
+    """All workers, as the learner speaks to them.
+
+    Args:
+        channel: the learner's end.
+        stats: where traffic is counted.
+        timeout_s: seconds without a sign of life from the workers waited for that are taken for their death.
+        backoff: how to wait.
+
+    After any failure the crew is ``broken``: nothing is sent to any worker any more, except that it may leave.
+    """
+
+    def __init__(self, channel: Channel, stats: Stats, timeout_s: float, backoff: Backoff) -> None:
+        self.channel, self.stats, self._timeout_s, self._backoff = channel, stats, timeout_s, backoff
+        self.broken = False
+        self.peers: list[Peer] = []
+        self._by_rank: dict[int, Peer] = {}
+        self._left: set[int] = set()
+        self._deadline = Deadline(timeout_s)
+
+    @property
+    def active(self) -> list[Peer]:
+        """The workers that hold environments."""
+        return [peer for peer in self.peers if peer.num_envs]
+
+    def meet(self, own: dict[str, Any]) -> Hello:
+        """The handshake: hear every worker, check that all fit together (see ``handshake.compare``)."""
+        channel, count = self.channel, self.channel.size - 1
+        hellos: dict[int, Hello] = {}
+
+        def heard() -> bool:
+            while (arrived := channel.take_note(Tag.REPORT)) is not None:
+                rank, data = arrived
+                if data[0] == Report.HELLO:
+                    hellos[rank] = Hello.unpack(data[1:])
+                else:
+                    self._hear(rank, data)
+            return len(hellos) == count
+
+        def complaint() -> str:
+            silent = [str(rank) for rank in range(1, count + 1) if rank not in hellos]
+            return (
+                f"rank 0 (learner, {channel.host}) heard nothing from rank {', '.join(silent)} within {self._timeout_s:g} s at the "
+                "start: do all ranks run the same script up to ClusterEnv, and can their environments be built in this time "
+                "(else raise timeout)?"
+            )
+
+        try:
+            self.wait(heard, complaint)
+            reference = compare([hellos[rank] for rank in sorted(hellos)], own)
+        except ClusterError:
+            self.broken = True
+            raise
+        self.peers = [Peer(channel, hellos[rank]) for rank in sorted(hellos)]
+        self._by_rank = {peer.rank: peer for peer in self.peers}
+        return reference
+
+    # -- waiting and hearing -----------------------------------------------------------------------------------------
+
+    def wait(self, condition: Callable[[], bool], complaint: Callable[[], str], seconds: float | None = None) -> None:
+        """Poll until ``condition()``; any word from a worker renews the deadline.
+
+        Raises:
+            SilenceError: with ``complaint()``.  WorkerError: a worker reported its failure.
+        """
+        self._deadline = Deadline(self._timeout_s if seconds is None else seconds)
+        try:
+            wait_for(condition, self.channel, self._backoff, self._deadline, complaint)
+        except ClusterError:
+            self.broken = True
+            raise
+
+    def listen(self) -> None:
+        """Take every report that has come."""
+        while (arrived := self.channel.take_note(Tag.REPORT)) is not None:
+            self._hear(*arrived)
+
+    def _hear(self, rank: int, data: bytes) -> None:
+        kind, body = data[0], data[1:]
+        self._deadline.renew()
+        if kind == Report.ERROR:
+            self.broken = True
+            report = decode(body)
+            row, cause = report["row"], report["cause"]
+            where = "" if row is None or f"environment {row}" in cause else f" in environment {row}"
+            message = f"rank {rank} (worker, {report['host']}) failed{where}: {cause}"
+            raise WorkerError(message, rank, report["host"], report["traceback"])
+        if kind == Report.LEFT:
+            self._left.add(rank)
+            return
+        peer = self._by_rank.get(rank)
+        if peer is None:
+            return
+        if kind == Report.REPLY:
+            peer.replies.append(body)
+        elif kind == Report.INFOS:
+            self.stats.received["infos"].add(len(data))
+            peer.infos.append(body)
+        elif kind == Report.REQUEST:
+            self.stats.received["request"].add(len(data))
+            self.stats.requests[rank] += 1
+            peer.wants_weights = True
+        elif kind == Report.STOPPED:
+            peer.stopped = True
+
+    def silence(self, peers: Sequence[Peer], what: str) -> str:
+        """The complaint about workers that were not heard of while ``what``."""
+        names = ", ".join(peer.name for peer in peers[:4]) + (", ..." if len(peers) > 4 else "")
+        return (
+            f"{names} gave no sign of life for {self._deadline.seconds:g} s while {what}: dead or stuck; "
+            "raise timeout if it only needs longer"
+        )
+
+    # -- asking ------------------------------------------------------------------------------------------------------
+
+    def command(self, peer: Peer, command: Command, body: bytes = b"") -> None:
+        """Send one command."""
+        data = note(command, body)
+        self.stats.sent["control"].add(len(data))
+        self.channel.send_note(peer.rank, Tag.COMMAND, data)
+
+    def ask(
+        self, peers: Sequence[Peer], command: Command, bodies: Sequence[bytes], what: str, seconds: float | None = None
+    ) -> list[bytes]:
+        """Send ``bodies[i]`` to ``peers[i]``; their replies."""
+        for peer, body in zip(peers, bodies, strict=True):
+            self.command(peer, command, body)
+
+        def replied() -> bool:
+            self.listen()
+            return all(peer.replies for peer in peers)
+
+        self.wait(replied, lambda: self.silence([peer for peer in peers if not peer.replies], what), seconds)
+        return [peer.replies.pop(0) for peer in peers]
+
+    # -- ending ------------------------------------------------------------------------------------------------------
+
+    def close(self, kwargs: dict[str, Any]) -> None:
+        """Have every worker close its environments with ``kwargs``."""
+        self.ask(self.peers, Command.CLOSE, [encode(kwargs)] * len(self.peers), "closing the environments", CLOSE_S)
+        for peer in self.peers:
+            peer.free()
+        if self.channel.transport == "local":
+            self.channel.close()
+
+    def dismiss(self) -> bool:
+        """Tell every worker to leave its process; False if one did not confirm in time."""
+        ranks = set(range(1, self.channel.size))
+        for rank in ranks - self._left:
+            self.channel.send_note(rank, Tag.COMMAND, note(Command.LEAVE))
+        deadline, backoff = Deadline(GRACE_S), Backoff()
+        while self._left < ranks and not deadline.passed:
+            arrived = self.channel.take_note(Tag.REPORT)
+            if arrived is None:
+                self.channel.progress()
+                backoff.wait()
+            elif arrived[1][0] == Report.LEFT:
+                self._left.add(arrived[0])
+        return self._left == ranks

@@ -1,0 +1,283 @@
+"""DETACH on the learner's side: policy versions, weights on request, probes, and rollouts in lockstep or as they arrive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from .comm.codec import encode
+from .comm.messages import Buffer, Command, Layout, Leaf, RolloutShape, Tag, probe_note, weights_layout
+from .crew import Crew
+from .envs.spaces import join, leaves
+from .peer import RING, Peer, copy_probe_states, references
+from .policies import as_tensors, distribution_of, flat_weights, num_weights
+from .rollout import Episodes, Rollout
+from .sync import SyncRule
+
+
+class Detached:
+    """The learner's end of workers that act by themselves.
+
+    Args:
+        crew: the workers.
+        policy: the learner's own.
+        rule: what the workers decide by; says whether probes are wanted.
+        spaces: of a single environment: observation, action.
+        num_probes: states of each rollout on which the divergence is measured.
+        separate_next: see ``RolloutShape``.
+        version: the number of the weights before the first ``publish``.
+    """
+
+    def __init__(
+        self,
+        crew: Crew,
+        policy: torch.nn.Module,
+        rule: SyncRule,
+        spaces: tuple[gymnasium.Space[Any], gymnasium.Space[Any]],
+        num_probes: int,
+        separate_next: bool,
+        version: int,
+    ) -> None:
+        self._crew, self._policy, self._rule, self._num_probes = crew, policy, rule, num_probes
+        self._separate_next, self.version = separate_next, version
+        self._space = spaces[0]
+        self._leaves = leaves(self._space)
+        self._distribution = distribution_of(policy, spaces[1])
+        self._device = next((tensor.device for tensor in policy.parameters()), torch.device("cpu"))
+        self._snapshot: Buffer | None = None
+        self._batches: list[tuple[int, Buffer, int]] = []
+        self.streaming = False
+        self._turn = 0
+
+    # -- versions and weights ----------------------------------------------------------------------------------------
+
+    def publish(self) -> int:
+        """Snapshot the policy as the next version, and let the workers know."""
+        self.version += 1
+        self._take_snapshot()
+        self._send_probes()
+        if self.streaming:
+            self._listen()
+        return self.version
+
+    def _take_snapshot(self) -> None:
+        layout = weights_layout(num_weights(self._policy))
+        buffer = layout.allocate()
+        views = layout.views(buffer)
+        flat_weights(self._policy, out=views["weights"])
+        views["header"]["version"], views["header"]["count"] = self.version, len(views["weights"])
+        buffer.flags.writeable = False  # several sends may hold it, long after the next version exists
+        self._snapshot = buffer
+
+    def _listen(self) -> None:
+        """Take reports, and answer weight requests with the newest weights: the only way that weights travel."""
+        self._crew.listen()
+        assert self._snapshot is not None
+        for peer in self._crew.active:
+            if peer.wants_weights:
+                peer.wants_weights = False
+                self._crew.channel.post(self._snapshot, peer.rank, Tag.WEIGHTS)
+                self._crew.stats.sent["weights"].add(len(self._snapshot))
+
+    def _send_probes(self) -> None:
+        """Tell each worker the new version and, for APS, the new policy's distributions at states of its own latest rollout."""
+        probes = {peer.rank: peer.probe for peer in self._crew.active if peer.probe is not None}
+        params: dict[int, NDArray[np.float32]] = {}
+        if probes:
+            states = [np.concatenate(blocks) for blocks in zip(*(blocks for _, blocks in probes.values()), strict=True)]
+            flat = self._evaluate(join(self._space, states))
+            ends = np.cumsum([len(blocks[0]) for _, blocks in probes.values()])
+            params = dict(zip(probes, np.split(flat, ends[:-1]), strict=True))
+        for peer in self._crew.active:
+            sequence = probes[peer.rank][0] if peer.rank in probes else -1
+            data = probe_note(self.version, sequence, params.get(peer.rank))
+            self._crew.stats.sent["probe"].add(len(data))
+            self._crew.channel.send_note(peer.rank, Tag.COMMAND, data)
+
+    def _evaluate(self, observations: Any) -> NDArray[np.float32]:
+        training = self._policy.training
+        self._policy.eval()
+        try:
+            with torch.inference_mode():
+                return np.asarray(self._policy(as_tensors(observations, self._device)).float().cpu().numpy())
+        finally:
+            self._policy.train(training)
+
+    # -- lockstep ----------------------------------------------------------------------------------------------------
+
+    def rollout(self, num_steps: int) -> Rollout:
+        """One rollout of all environments; see ``ClusterEnv.rollout``."""
+        crew = self._crew
+        self._expect(num_steps, 1)
+        for peer in crew.active:
+            crew.command(peer, Command.ROLLOUT, encode([num_steps, self.version]))
+
+        def came() -> bool:
+            self._listen()
+            return all(peer.arrived() for peer in crew.active)
+
+        what = f"collecting {num_steps} steps"
+        crew.wait(came, lambda: crew.silence([peer for peer in crew.active if not peer.arrived()], what))
+        parts = [(peer, self._take(peer)) for peer in crew.active]
+        return self._single(*parts[0]) if len(parts) == 1 else self._merged(parts, num_steps)
+
+    def _merged(self, parts: list[tuple[Peer, dict[str, NDArray[Any]]]], num_steps: int) -> Rollout:
+        """The workers' rollouts side by side, in the order of rows."""
+        total = sum(peer.num_envs for peer, _ in parts)
+        whole = self._batch_views(num_steps, total)
+        for peer, views in parts:
+            for name, part in views.items():
+                if part.ndim > 1:  # the others are not per environment
+                    whole[name][:, peer.rows] = part
+        versions = np.concatenate([_spread(views["versions"], peer.num_envs) for peer, views in parts], axis=1)
+        ranks = np.concatenate([np.full(peer.num_envs, peer.rank) for peer, _ in parts])
+        episodes = [_episodes(views, peer.rows.start) for peer, views in parts]
+        merged = Episodes(*(np.concatenate([getattr(part, key) for part in episodes]) for key in ("returns", "lengths", "rows")))
+        return self._build(whole, versions, np.arange(total), ranks, merged)
+
+    def _batch_views(self, num_steps: int, total: int) -> dict[str, NDArray[Any]]:
+        """Arrays for a whole rollout, in a buffer that nobody holds any more (or a new one)."""
+        layout = self._shape(num_steps, total).layout()
+        self._batches = [entry for entry in self._batches if entry[0] == num_steps]
+        for _, buffer, baseline in self._batches:
+            if references(buffer) - 1 <= baseline:  # the loop's own name counts too
+                return layout.views(buffer)
+        buffer = layout.allocate()
+        views = layout.views(buffer)
+        if len(self._batches) < RING:
+            self._batches.append((num_steps, buffer, references(buffer) - len(layout.fields)))
+        return views
+
+    # -- as they arrive ----------------------------------------------------------------------------------------------
+
+    def stream(self, num_steps: int) -> Iterator[Rollout]:
+        """Rollouts of single workers; see ``ClusterEnv.rollouts``."""
+        crew = self._crew
+        self._expect(num_steps, RING)
+        for peer in crew.active:
+            peer.stopped = False
+            crew.command(peer, Command.STREAM, encode([num_steps, self.version]))
+        self.streaming = True
+        ready: list[Peer] = []
+
+        def came() -> bool:
+            self._listen()
+            active = crew.active
+            for i in range(len(active)):  # start after the one served last, so that none is preferred
+                peer = active[(self._turn + i) % len(active)]
+                if peer.arrived():
+                    self._turn = (self._turn + i + 1) % len(active)
+                    ready.append(peer)
+                    return True
+            return False
+
+        try:
+            while self.streaming:
+                crew.wait(came, lambda: crew.silence(crew.active, f"collecting {num_steps} steps"))
+                peer = ready.pop()
+                yield self._single(peer, self._take(peer))
+                if self.streaming:
+                    peer.replenish()
+        finally:
+            self.stop()
+
+    def stop(self) -> None:
+        """Stop the stream, if there is one: the workers finish what they are at, and it is dropped and counted."""
+        crew = self._crew
+        if not self.streaming:
+            return
+        self.streaming = False
+        if crew.broken:
+            return
+        for peer in crew.active:
+            crew.command(peer, Command.STOP)
+
+        def quiet() -> bool:
+            self._listen()
+            for peer in crew.active:
+                while peer.arrived():
+                    peer.take()
+                    crew.stats.rollouts_dropped += 1
+                if not peer.stopped:
+                    peer.replenish()
+            return all(peer.stopped for peer in crew.active)
+
+        crew.wait(quiet, lambda: crew.silence([peer for peer in crew.active if not peer.stopped], "stopping"))
+        for peer in crew.active:
+            peer.forget_rollouts()
+
+    # -- one rollout -------------------------------------------------------------------------------------------------
+
+    def _shape(self, num_steps: int, num_envs: int) -> RolloutShape:
+        leaf = Leaf("", self._distribution.action_dtype, self._distribution.action_shape)
+        probes = min(self._num_probes, num_steps * num_envs)
+        return RolloutShape(
+            self._leaves, leaf, self._distribution.num_params, num_steps, num_envs, probes, self._separate_next
+        )
+
+    def _expect(self, num_steps: int, count: int) -> None:
+        if self._snapshot is None:
+            self._take_snapshot()
+        for peer in self._crew.active:
+            peer.expect_rollouts(self._shape(num_steps, peer.num_envs), count)
+
+    def _take(self, peer: Peer) -> dict[str, NDArray[Any]]:
+        """The rollout that has come from ``peer``, counted."""
+        layout, stats = peer.layout, self._crew.stats
+        views = layout.views(peer.take())
+        header = views["header"][0]
+        stats.received["rollout"].add(layout.fields["episodes"][0] + int(header["episodes"]) * views["episodes"].itemsize)
+        stats.env_steps[peer.rank] += int(np.count_nonzero(views["valid"]))
+        for stage in ("env", "policy", "wait"):
+            stats.seconds[peer.rank][stage] += float(header[f"seconds_{stage}"])
+        if header["kl_count"]:
+            stats.kl_sum += float(header["kl_sum"])
+            stats.kl_count += int(header["kl_count"])
+            stats.kl_last = float(header["kl_last"])
+        lag = self.version - views["versions"]
+        stats.lag_sum += float(lag.mean())
+        stats.lag_count += 1
+        stats.lag_max = max(stats.lag_max, int(lag.max()))
+        if self._rule.needs_divergence:
+            peer.probe = copy_probe_states(views, self._leaves, peer.num_envs)
+        return views
+
+    def _single(self, peer: Peer, views: dict[str, NDArray[Any]]) -> Rollout:
+        rows, ranks = np.arange(peer.rows.start, peer.rows.stop), np.full(peer.num_envs, peer.rank)
+        versions = _spread(views["versions"], peer.num_envs)
+        return self._build(views, versions, rows, ranks, _episodes(views, peer.rows.start))
+
+    def _build(self, views: Any, versions: Any, rows: Any, ranks: Any, episodes: Episodes) -> Rollout:
+        count, steps = len(self._leaves), len(views["rewards"])
+        now = [views[f"observation{i}"] for i in range(count)]
+        after = [views[f"next_observation{i}"] for i in range(count)] if self._separate_next else [a[1:] for a in now]
+        return Rollout(
+            observations=join(self._space, [array[:steps] for array in now]),
+            next_observations=join(self._space, after),
+            actions=views["actions"],
+            behaviour_params=views["behaviour_params"],
+            rewards=views["rewards"],
+            terminated=views["terminated"],
+            truncated=views["truncated"],
+            valid=views["valid"],
+            versions=versions,
+            rows=rows,
+            ranks=ranks,
+            episodes=episodes,
+            version=self.version,
+        )
+
+
+def _spread(versions: NDArray[np.int64], num_envs: int) -> NDArray[np.int64]:
+    """``[T]`` as ``[T, N]``, without a copy: all environments of a worker share its policy."""
+    return np.broadcast_to(versions[:, None], (len(versions), num_envs))
+
+
+def _episodes(views: dict[str, NDArray[Any]], first_row: int) -> Episodes:
+    ended = views["episodes"][: int(views["header"]["episodes"][0])]
+    return Episodes(ended["return"].copy(), ended["length"].copy(), ended["row"] + first_row)

@@ -1,0 +1,164 @@
+"""Building the vector environment that one worker steps.
+
+Backends: ``sync`` steps environments one after another and is bit-equal to Gymnasium's ``SyncVectorEnv``;
+``vector`` uses the vectorised implementation registered with the environment (``vector_entry_point``);
+``envpool`` uses EnvPool's C++ environments, where that package is installed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import gymnasium as gym
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+
+AutoresetModeLike = AutoresetMode | str
+BACKENDS = ("sync", "vector", "envpool")
+
+
+class EnvError(RuntimeError):
+    """An environment could not be built or failed; ``row`` is its row in the whole, if it is known."""
+
+    def __init__(self, message: str, row: int | None = None) -> None:
+        super().__init__(message)
+        self.row = row
+
+
+@dataclass(frozen=True)
+class EnvSource:
+    """Where environments come from.
+
+    ``env`` is a Gymnasium id (``"module:Id-v0"`` imports the module first) or a callable.  A callable is called
+    once per environment with ``kwargs`` and returns a ``gymnasium.Env``; with the backend ``vector`` it is called once
+    with ``num_envs`` and ``kwargs`` and returns a ``VectorEnv``.
+    """
+
+    env: str | Callable[..., Any]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    backend: str = "sync"
+    autoreset_mode: AutoresetMode = AutoresetMode.NEXT_STEP
+
+    def __post_init__(self) -> None:
+        if self.backend not in BACKENDS:
+            raise ValueError(f"backend must be one of {', '.join(BACKENDS)}; got {self.backend!r}")
+        if not (isinstance(self.env, str) or callable(self.env)):
+            raise TypeError(f"env must be a Gymnasium id or a callable, got {type(self.env).__name__}")
+
+    @property
+    def env_id(self) -> str:
+        """The id, or the callable's name."""
+        if isinstance(self.env, str):
+            return self.env
+        return getattr(self.env, "__qualname__", None) or type(self.env).__name__
+
+
+class SyncEnvs(SyncVectorEnv):
+    """Gymnasium's ``SyncVectorEnv`` that keeps every environment's own info.
+
+    Infos of several workers must become one dict as if one ``SyncVectorEnv`` had made it.  That depends on the order
+    in which single infos are added, so those are recorded here and added on the learner; in a rollout, where nobody
+    reads infos, they are skipped.
+    """
+
+    def __init__(self, env_fns: Sequence[Callable[[], gym.Env[Any, Any]]], autoreset_mode: AutoresetMode) -> None:
+        self.recorded: list[tuple[int, dict[str, Any]]] = []
+        self.record_infos = True
+        super().__init__(env_fns, copy=False, autoreset_mode=autoreset_mode)
+
+    def _add_info(self, vector_infos: dict[str, Any], env_info: dict[str, Any], env_num: int) -> dict[str, Any]:
+        if self.record_infos:
+            if env_info:
+                self.recorded.append((env_num, env_info))
+        elif "final_obs" in env_info:
+            vector_infos.setdefault("final_obs", {})[env_num] = env_info["final_obs"]
+        return vector_infos
+
+    def take_infos(self) -> list[tuple[int, dict[str, Any]]]:
+        """The infos recorded since the last call, as ``(row here, info)`` in the order they came."""
+        recorded, self.recorded = self.recorded, []
+        return recorded
+
+
+def _make_one(source: EnvSource, row: int) -> gym.Env[Any, Any]:
+    try:
+        env = gym.make(source.env, **source.kwargs) if isinstance(source.env, str) else source.env(**source.kwargs)
+    except Exception as error:
+        raise EnvError(f"environment {row} ({source.env_id}) could not be built: {type(error).__name__}: {error}", row) from error
+    if not isinstance(env, gym.Env):
+        raise EnvError(f"environment {row}: {source.env_id} made a {type(env).__name__}, expected a gymnasium.Env", row)
+    return env
+
+
+def build_vector_env(source: EnvSource, num_envs: int, first_row: int = 0) -> VectorEnv[Any, Any, Any]:
+    """The vector environment of one worker.
+
+    Args:
+        source: what to build.
+        num_envs: how many environments.
+        first_row: the row, in the whole, of the first of them; for messages only.
+
+    Raises:
+        EnvError: it could not be built; the message names the environment's row.
+    """
+    if source.backend == "sync":
+        rows = range(first_row, first_row + num_envs)
+        try:
+            return SyncEnvs([lambda row=row: _make_one(source, row) for row in rows], source.autoreset_mode)  # type: ignore[misc]
+        except RuntimeError as error:
+            if isinstance(error, EnvError):
+                raise
+            raise EnvError(f"environments {rows.start} to {rows.stop - 1} ({source.env_id}) differ: {error}") from error
+    try:
+        if source.backend == "envpool":
+            from .pool import EnvPoolEnvs
+
+            envs: Any = EnvPoolEnvs(source.env_id, num_envs, source.kwargs)
+        elif isinstance(source.env, str):
+            envs = gym.make_vec(source.env, num_envs, vectorization_mode="vector_entry_point", **source.kwargs)
+        else:
+            envs = source.env(num_envs=num_envs, **source.kwargs)
+    except Exception as error:
+        raise EnvError(
+            f"{source.env_id} could not be built with backend={source.backend}: {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(envs, VectorEnv):
+        raise EnvError(f"{source.env_id} made a {type(envs).__name__}, expected a gymnasium.vector.VectorEnv")
+    return envs
+
+
+def autoreset_mode_of(envs: VectorEnv[Any, Any, Any]) -> AutoresetMode:
+    """The autoreset mode that ``envs`` declares (Gymnasium's default, ``NEXT_STEP``, where it declares none)."""
+    return AutoresetMode(envs.metadata.get("autoreset_mode") or AutoresetMode.NEXT_STEP)
+
+
+def failing_row(envs: VectorEnv[Any, Any, Any], traceback: TracebackType | None) -> int | None:
+    """Which environment of ``envs`` an exception came from, if it came out of the loop over them."""
+    while traceback is not None:
+        frame = traceback.tb_frame
+        if frame.f_locals.get("self") is envs and isinstance(frame.f_locals.get("i"), int):
+            return int(frame.f_locals["i"])
+        traceback = traceback.tb_next
+    return None
+
+
+def import_of(env_id: str) -> str | None:
+    """The module that ``"module:Id-v0"`` asks to import, or None."""
+    return env_id.split(":", 1)[0] if ":" in env_id else None
+
+
+def is_registered(env_id: str) -> bool:
+    """Whether Gymnasium knows ``env_id``, importing its module first where it names one."""
+    try:
+        gym.spec(env_id)
+    except Exception:
+        return False
+    return True
+
+
+def python_version() -> str:
+    """The interpreter's version, which the handshake compares."""
+    return ".".join(map(str, sys.version_info[:3]))

@@ -1,0 +1,64 @@
+"""Infos and actions of several workers as if one vector environment held all environments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium import Space, spaces
+from gymnasium.vector import VectorEnv
+
+
+def merge_infos(envs: VectorEnv[Any, Any, Any], parts: list[tuple[tuple[int, int], list[Any]]]) -> dict[str, Any]:
+    """One info dict from what the workers sent.
+
+    Args:
+        envs: the whole; its own ``_add_info`` adds single infos, in the order of rows, exactly as ``SyncVectorEnv`` does.
+        parts: ``((first row, end row), ["single", [[row, info], ...]] or ["vector", infos])`` in the order of rows.
+    """
+    merged: dict[str, Any] = {}
+    for (first, end), (kind, content) in parts:
+        if kind == "single":
+            for row, info in content:
+                merged = envs._add_info(merged, info, row)
+        else:
+            _place(merged, content, first, end, envs.num_envs)
+    return merged
+
+
+def _place(merged: dict[str, Any], infos: dict[str, Any], first: int, end: int, total: int) -> None:
+    """Rows ``first`` to ``end`` of a vector environment's infos into those of the whole."""
+    for key, value in infos.items():
+        if isinstance(value, dict):
+            _place(merged.setdefault(key, {}), value, first, end, total)
+        elif isinstance(value, np.ndarray) and value.shape[:1] == (end - first,):
+            if key not in merged:
+                fill = np.full if value.dtype.hasobject else np.zeros
+                arguments = (None,) if value.dtype.hasobject else ()
+                merged[key] = fill((total, *value.shape[1:]), *arguments, dtype=value.dtype)
+            merged[key][first:end] = value
+        else:  # not one value for each environment: kept beside the rows it came from
+            if key not in merged:
+                merged[key] = np.full(total, None, dtype=object)
+            for row in range(first, end):
+                merged[key][row] = value
+
+
+def slice_actions(space: Space[Any], actions: Any, first: int, end: int) -> Any:
+    """The actions of rows ``first`` to ``end``, of whatever type they were given in."""
+    if isinstance(space, spaces.Dict):
+        return {key: slice_actions(part, actions[key], first, end) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(slice_actions(part, item, first, end) for part, item in zip(space.spaces, actions, strict=True))
+    if not isinstance(actions, (np.ndarray, list, tuple)):
+        actions = np.asarray(actions)
+    return actions[first:end]
+
+
+def count_actions(space: Space[Any], actions: Any) -> int:
+    """For how many environments ``actions`` are."""
+    if isinstance(space, spaces.Dict):
+        return count_actions(*next((part, actions[key]) for key, part in space.spaces.items()))
+    if isinstance(space, spaces.Tuple):
+        return count_actions(space.spaces[0], actions[0])
+    return len(actions)

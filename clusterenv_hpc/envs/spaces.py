@@ -1,0 +1,126 @@
+"""Gymnasium spaces as what the wire needs: a list of typed leaves, and a description that can be compared.
+
+A nested observation (Dict, Tuple, and any mixture) is a tree of arrays; ``leaves`` names them in a fixed
+order, ``split`` takes a batched value apart into them, ``join`` puts it together again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import Space, spaces
+from numpy.typing import NDArray
+
+from ..comm.codec import decode, encode
+from ..comm.messages import Leaf
+
+
+class SpaceError(TypeError):
+    """A space that has no fixed shape, or that no policy here can act in."""
+
+
+_LEAVES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+
+
+def leaves(space: Space[Any], path: str = "") -> tuple[Leaf, ...]:
+    """The arrays that one value of ``space`` consists of, in a fixed order.
+
+    Raises:
+        SpaceError: for spaces whose values have no fixed shape (Text, Graph, Sequence, OneOf).
+    """
+    if isinstance(space, spaces.Dict):
+        return tuple(leaf for key, part in space.spaces.items() for leaf in leaves(part, f"{path}[{key!r}]"))
+    if isinstance(space, spaces.Tuple):
+        return tuple(leaf for i, part in enumerate(space.spaces) for leaf in leaves(part, f"{path}[{i}]"))
+    if isinstance(space, _LEAVES):
+        return (Leaf(path, np.dtype(space.dtype), tuple(space.shape)),)
+    raise SpaceError(
+        f"{type(space).__name__} spaces have no fixed shape and cannot be sent as typed arrays{' at ' + path if path else ''}: "
+        "expected Box, Discrete, MultiDiscrete, MultiBinary, or Dict and Tuple of these; wrap the environment"
+    )
+
+
+def split(space: Space[Any], value: Any) -> list[NDArray[Any]]:
+    """A batched value of ``space`` as its leaf arrays ``[..., *leaf.shape]``, without copies where they are arrays."""
+    if isinstance(space, spaces.Dict):
+        return [leaf for key, part in space.spaces.items() for leaf in split(part, value[key])]
+    if isinstance(space, spaces.Tuple):
+        return [leaf for part, item in zip(space.spaces, value, strict=True) for leaf in split(part, item)]
+    return [np.asarray(value)]
+
+
+def join(space: Space[Any], arrays: Sequence[NDArray[Any]]) -> Any:
+    """The tree of ``space``'s structure over leaf arrays in the order of ``leaves``."""
+    remaining = iter(arrays)
+
+    def build(part: Space[Any]) -> Any:
+        if isinstance(part, spaces.Dict):
+            return {key: build(inner) for key, inner in part.spaces.items()}
+        if isinstance(part, spaces.Tuple):
+            return tuple(build(inner) for inner in part.spaces)
+        return next(remaining)
+
+    return build(space)
+
+
+def map_tree(function: Callable[[Any], Any], tree: Any) -> Any:
+    """``function`` of every array in a tree of dicts and tuples."""
+    if isinstance(tree, dict):
+        return {key: map_tree(function, item) for key, item in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(map_tree(function, item) for item in tree)
+    return function(tree)
+
+
+def _describe(space: Space[Any]) -> list[Any]:
+    if isinstance(space, spaces.Box):
+        return ["box", space.low, space.high, list(space.shape), np.dtype(space.dtype).str]
+    if isinstance(space, spaces.Discrete):
+        return ["discrete", int(space.n), int(space.start), np.dtype(space.dtype).str]
+    if isinstance(space, spaces.MultiDiscrete):
+        return ["multidiscrete", space.nvec, space.start, np.dtype(space.dtype).str]
+    if isinstance(space, spaces.MultiBinary):
+        return ["multibinary", list(space.shape)]
+    if isinstance(space, spaces.Dict):
+        return ["dict", [[key, _describe(part)] for key, part in space.spaces.items()]]
+    if isinstance(space, spaces.Tuple):
+        return ["tuple", [_describe(part) for part in space.spaces]]
+    leaves(space)
+    raise SpaceError(f"unknown space {space!r}")
+
+
+def encode_space(space: Space[Any]) -> bytes:
+    """A canonical description: equal bytes mean equal spaces.
+
+    Raises:
+        SpaceError: for spaces that cannot be sent.
+    """
+    return encode(_describe(space), "the space")
+
+
+def _restore(description: list[Any]) -> Space[Any]:
+    kind, *rest = description
+    if kind == "box":
+        low, high, shape, dtype = rest
+        return spaces.Box(low=low, high=high, shape=tuple(shape), dtype=np.dtype(dtype).type)
+    if kind == "discrete":
+        n, start, dtype = rest
+        return spaces.Discrete(n, start=start, dtype=np.dtype(dtype).type)
+    if kind == "multidiscrete":
+        nvec, start, dtype = rest
+        return spaces.MultiDiscrete(nvec, dtype=np.dtype(dtype).type, start=start)
+    if kind == "multibinary":
+        (shape,) = rest
+        return spaces.MultiBinary(shape if len(shape) != 1 else shape[0])
+    if kind == "dict":
+        return spaces.Dict([(key, _restore(part)) for key, part in rest[0]])
+    if kind == "tuple":
+        return spaces.Tuple([_restore(part) for part in rest[0]])
+    raise SpaceError(f"unknown space description {kind!r}")
+
+
+def decode_space(data: bytes) -> Space[Any]:
+    """The space that ``encode_space`` described."""
+    return _restore(decode(data))

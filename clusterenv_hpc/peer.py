@@ -1,0 +1,140 @@
+"""The learner's view of one worker: its rows, its ports, and the buffers its rollouts arrive in."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .comm.channel import Channel, Port
+from .comm.messages import Buffer, Layout, Leaf, RolloutShape, Tag, actions_layout, step_layout
+from .handshake import Hello
+
+RING = 2
+"""Receives posted for each worker: one fills while the other is looked at."""
+
+
+class Arrival:
+    """A buffer that a rollout arrives in, and its port."""
+
+    __slots__ = ("_baseline", "buffer", "port")
+
+    def __init__(self, channel: Channel, layout: Layout, rank: int) -> None:
+        self.buffer: Buffer = layout.allocate()
+        self.port: Port = channel.incoming(self.buffer, rank, Tag.ROLLOUT)
+        self._baseline = references(self.buffer)
+
+    @property
+    def in_use(self) -> bool:
+        """Whether somebody still holds arrays of the last rollout that arrived here."""
+        return references(self.buffer) > self._baseline
+
+
+def references(buffer: Buffer) -> int:
+    """How often ``buffer`` is referred to.  Every array made of it, and every tensor made of those, counts."""
+    return sys.getrefcount(buffer)
+
+
+class Peer:
+    """One worker as the learner knows it."""
+
+    def __init__(self, channel: Channel, hello: Hello) -> None:
+        self.rank, self.host, self.pid = hello.rank, hello.host, hello.pid
+        self.rows = slice(*hello.rows)
+        self.num_envs = hello.rows[1] - hello.rows[0]
+        self.replies: list[bytes] = []
+        self.infos: list[bytes] = []
+        self.wants_weights = False
+        self.stopped = self.left = False
+        self.probe: tuple[int, list[NDArray[Any]]] | None = None
+        self._channel = channel
+        self._layout: Layout | None = None
+        self._num_steps, self._count = 0, 0
+        self._posted: list[Arrival] = []  # in the order they were posted: MPI fills them in that order
+        self._spare: list[Arrival] = []
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return f"rank {self.rank} (worker, {self.host})"
+
+    def prepare_steps(self, observation_leaves: tuple[Leaf, ...], action_leaves: tuple[Leaf, ...]) -> None:
+        """Make the ports for ``reset`` and ``step``."""
+        outward, inward = actions_layout(action_leaves, self.num_envs), step_layout(observation_leaves, self.num_envs)
+        actions_buffer, step_buffer = outward.allocate(), inward.allocate()
+        views = outward.views(actions_buffer)
+        self.sequence = views["sequence"]
+        self.actions = [views[f"action{i}"] for i in range(len(action_leaves))]
+        self.actions_port = self._channel.outgoing(actions_buffer, self.rank, Tag.ACTIONS)
+        self.actions_bytes = outward.nbytes
+        self.step = inward.views(step_buffer)
+        self.observation = [self.step[f"observation{i}"] for i in range(len(observation_leaves))]
+        self.step_port = self._channel.incoming(step_buffer, self.rank, Tag.STEP)
+        self.step_bytes = inward.nbytes
+
+    def step_came(self) -> bool:
+        """Whether the result of a step has come, with its infos; and whether the actions' port is free again."""
+        if not (self.step_port.done() and self.actions_port.done()):
+            return False
+        return bool(self.infos) or not self.step["header"]["has_infos"][0]
+
+    def expect_rollouts(self, shape: RolloutShape, count: int) -> None:
+        """Have ``count`` receives posted for rollouts of ``shape``, now and at each ``replenish``."""
+        if self._num_steps != shape.num_steps:
+            self.forget_rollouts()
+            self._num_steps, self._layout = shape.num_steps, shape.layout()
+        self._count = count
+        self.replenish()
+
+    def replenish(self) -> None:
+        """Post receives until as many as expected are posted."""
+        while len(self._posted) < self._count:
+            arrival = next((spare for spare in self._spare if not spare.in_use), None)
+            if arrival is None:
+                arrival = Arrival(self._channel, self.layout, self.rank)
+            else:
+                self._spare.remove(arrival)
+            arrival.port.start()
+            self._posted.append(arrival)
+
+    @property
+    def layout(self) -> Layout:
+        """Of the rollouts expected."""
+        assert self._layout is not None
+        return self._layout
+
+    def arrived(self) -> bool:
+        """Whether a rollout has come."""
+        return bool(self._posted) and self._posted[0].port.done()
+
+    def take(self) -> Buffer:
+        """The rollout that has come.  Its buffer is filled again only when nobody holds arrays of it any more."""
+        arrival = self._posted.pop(0)
+        self._spare.append(arrival)
+        while len(self._spare) > RING + 1:  # somebody kept rollouts; those live on without us
+            self._spare.pop(0).port.free()
+        return arrival.buffer
+
+    def forget_rollouts(self) -> None:
+        """Give up the receives and their buffers."""
+        for arrival in (*self._posted, *self._spare):
+            arrival.port.free()
+        self._posted.clear()
+        self._spare.clear()
+        self._num_steps = self._count = 0
+
+    def free(self) -> None:
+        """Give every port up."""
+        self.forget_rollouts()
+        if hasattr(self, "step_port"):
+            self.step_port.free()
+            self.actions_port.free()
+
+
+def copy_probe_states(views: dict[str, NDArray[Any]], leaves: tuple[Leaf, ...], num_envs: int) -> tuple[int, list[NDArray[Any]]]:
+    """``(sequence, states)``: the observations that a rollout's probe index names, as leaf arrays ``[K, ...]``."""
+    header = views["header"][0]
+    steps, rows = np.divmod(views["probe_index"][: int(header["probes"])], num_envs)
+    return int(header["sequence"]), [views[f"observation{i}"][steps, rows] for i in range(len(leaves))]
