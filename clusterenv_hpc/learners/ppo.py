@@ -245,9 +245,8 @@ class PPO:
         """GAE on the CPU, where a loop over small rows belongs; both ``[M]`` for the valid rows."""
         config = self.config
         steps, envs = rollout.rewards.shape
-        terminated, truncated, valid = (
-            torch.from_numpy(np.array(flags)) for flags in (rollout.terminated, rollout.truncated, rollout.valid)
-        )
+        flags = (rollout.terminated, rollout.truncated, rollout.valid)
+        terminated, truncated, valid = (torch.from_numpy(np.array(flag, order="C")) for flag in flags)
         index = torch.from_numpy(rows)
         state_values = torch.zeros(steps * envs).index_copy_(0, index, values.cpu())
         # The successor of most steps is the next row's state; only the others need the critic once more.
@@ -259,7 +258,7 @@ class PPO:
         if len(ends):
             _, end_values = self._evaluate(self._take(rollout.next_observations, ends.numpy()))
             next_values.view(-1).index_copy_(0, ends, end_values.cpu())
-        rewards = torch.from_numpy(rollout.rewards * config.reward_scale).to(torch.float32)
+        rewards = torch.from_numpy(np.asarray(rollout.rewards * config.reward_scale, np.float32))
         advantages, targets = gae(
             rewards,
             state_values.view(steps, envs),

@@ -189,7 +189,7 @@ def test_multi_categorical_is_a_product_of_categoricals():
     dist = MultiCategorical(nvec, start=np.array([[0, 1], [2, 3]]))
     assert dist.num_params == 11
     p, q = rng.standard_normal((2, 20, 11)).astype(np.float32)
-    actions = rng.integers(0, nvec, (20, 2, 2)) + [[0, 1], [2, 3]]
+    actions = rng.integers(0, nvec, (20, 2, 2)) + np.array([[0, 1], [2, 3]])
     places = [Categorical(int(n), int(s)) for n, s in zip(nvec.flat, (0, 1, 2, 3), strict=True)]
     cuts = np.cumsum(nvec.flat)[:-1]
     parts = [
