@@ -13,6 +13,8 @@ import traceback
 from dataclasses import dataclass
 from typing import NoReturn
 
+from clusterenv_hpc.run.errors import describe, exit_code, wants_traceback
+
 
 @dataclass(frozen=True)
 class Command:
@@ -85,20 +87,9 @@ def main(argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except Exception as error:
-        if os.environ.get("CLUSTERENV_HPC_TRACEBACK") == "1":
+        if wants_traceback():
             traceback.print_exc()
-        return _complain(describe(error), getattr(error, "exit_code", 1))
-
-
-def describe(error: BaseException) -> str:
-    """One line on ``error``.  Errors of our own are made to be read; of others the kind and the place are told too."""
-    text = " ".join(str(error).split())
-    if type(error).__module__.startswith("clusterenv_hpc.") and text:
-        return text
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
-    hint = "; CLUSTERENV_HPC_TRACEBACK=1 shows where it came from"
-    return f"{type(error).__name__}: {text or 'no message'}{place}{hint}"
+        return _complain(describe(error), exit_code(error))
 
 
 def _complain(text: str, code: int) -> int:

@@ -79,8 +79,15 @@ def choose_device(device: str) -> torch.device:
     return chosen
 
 
-def choose_threads(config: Config) -> int:
-    """Torch threads of the learner: what is configured, else the cores this process may use, but at most 4."""
+def choose_threads(config: Config, policy: torch.nn.Module) -> int:
+    """Torch threads of the learner: what is configured; else more than one only for networks that gain by it.
+
+    Small layers are done before a second thread has woken up: on two busy cores two threads took twice the time of one.
+    """
     if config.threads is not None:
         return config.threads
-    return min(4, len(os.sched_getaffinity(0)))
+    wide = (
+        any(isinstance(module, torch.nn.Conv2d) for module in policy.modules())
+        or max(config.policy.hidden, default=0) >= 512
+    )
+    return min(4, len(os.sched_getaffinity(0))) if wide else 1

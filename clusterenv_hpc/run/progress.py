@@ -22,13 +22,17 @@ def number(value: float | None, digits: int = 1) -> str:
 
 
 class Progress:
-    """Shows nothing; the others are variations of it."""
+    """Shows no progress, only what is said; the others are variations of it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
 
     def update(self, record: Mapping[str, Any]) -> None:
         """One more update; ``record`` is its line of metrics.jsonl."""
 
     def say(self, text: str) -> None:
         """A line for the person who watches."""
+        print(text, file=self._stream, flush=True)
 
     def close(self) -> None:
         """Leave the terminal in order."""
@@ -38,6 +42,7 @@ class Bar(Progress):
     """A bar of environment steps, with return, steps/s, version lag and weight messages saved."""
 
     def __init__(self, total_steps: int, done: int, stream: TextIO) -> None:
+        super().__init__(stream)
         columns = os.environ.get("CLUSTERENV_HPC_COLUMNS", "")
         self._bar = tqdm(
             total=total_steps,
@@ -59,7 +64,7 @@ class Bar(Progress):
         self._bar.update(record["env_steps"] - self._bar.n)
 
     def say(self, text: str) -> None:
-        self._bar.write(text, file=self._bar.fp)
+        self._bar.write(text, file=self._stream)
 
     def close(self) -> None:
         self._bar.refresh()
@@ -70,7 +75,8 @@ class Lines(Progress):
     """A plain line every few seconds."""
 
     def __init__(self, total_steps: int, every_s: float, stream: TextIO) -> None:
-        self._total, self._every_s, self._stream = total_steps, every_s, stream
+        super().__init__(stream)
+        self._total, self._every_s = total_steps, every_s
         self._last_s = -every_s
         self._unsaid: Mapping[str, Any] | None = None
 
@@ -90,9 +96,6 @@ class Lines(Progress):
             f"weights saved {number(100 * record['weights_saved'], 0)}%"
         )
 
-    def say(self, text: str) -> None:
-        print(text, file=self._stream, flush=True)
-
     def close(self) -> None:
         self._print()
 
@@ -101,7 +104,7 @@ def make_progress(kind: str, total_steps: int, done: int, every_s: float, stream
     """The display that ``log.progress`` asks for: ``auto``, ``bar``, ``lines`` or ``none``."""
     stream = sys.stderr if stream is None else stream
     if kind == "none":
-        return Progress()
+        return Progress(stream)
     if kind == "bar" or (kind == "auto" and on_terminal(stream)):
         return Bar(total_steps, done, stream)
     return Lines(total_steps, every_s, stream)

@@ -183,7 +183,7 @@ class Config:
     run_dir: str | None = key(None, "the run's directory; null: runs/<name>, with -2, -3, ... where that is taken")
     resume: bool = key(False, "go on from the run's last checkpoint; where there is none, start")
     device: str = key("auto", "the learner's device: auto, cpu, cuda or cuda:N")
-    threads: int | None = key(None, "the learner's threads; null: the cores this rank may use, at most 4", ge=1)
+    threads: int | None = key(None, "the learner's threads; null: 1, for wide or convolutional networks up to 4", ge=1)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     stop: StopConfig = field(default_factory=StopConfig)

@@ -1,0 +1,26 @@
+"""How an exception is told to the person who started the program: in one line."""
+
+from __future__ import annotations
+
+import os
+import traceback
+
+
+def describe(error: BaseException) -> str:
+    """One line on ``error``.  Errors of our own are made to be read; of others the kind and the place are told too."""
+    text = " ".join(str(error).split())
+    if type(error).__module__.startswith("clusterenv_hpc.") and text:
+        return text
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {text or 'no message'}{place}; CLUSTERENV_HPC_TRACEBACK=1 shows where it came from"
+
+
+def exit_code(error: BaseException) -> int:
+    """What the process ends with: an error may say so itself (2: asked for what cannot be), else 1."""
+    return int(getattr(error, "exit_code", 1))
+
+
+def wants_traceback() -> bool:
+    """Whether the user asked for tracebacks."""
+    return os.environ.get("CLUSTERENV_HPC_TRACEBACK") == "1"

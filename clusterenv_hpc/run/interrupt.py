@@ -1,0 +1,73 @@
+"""Signals that ask a run to stop.  A handler only sets a flag; the training loop looks at it between two updates."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+EXIT_CODES = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 129, "SIGUSR2": 0}
+"""What a run that was stopped by a signal ends with, once everything is saved."""
+
+
+class Interrupted(BaseException):
+    """A signal that came when there was nothing to finish, or again: stop at once."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"stopped at once by {name}; the last checkpoint is what there is")
+        self.name, self.exit_code = name, EXIT_CODES.get(name, 1) or 1
+
+
+class StopSignals:
+    """Which signal has asked the run to stop, if one has.
+
+    Within :meth:`deferred` the first signal only sets :attr:`reason`, so that an update can be finished and saved; a
+    second SIGINT, a second or more later, does not wait.  Outside of it a signal raises :class:`Interrupted` at once.
+    """
+
+    def __init__(self, on_first: Callable[[str], None] = lambda name: None) -> None:
+        self.reason: str | None = None
+        self._since = 0.0
+        self._deferring = False
+        self._on_first = on_first
+
+    def __bool__(self) -> bool:
+        return self.reason is not None
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        name = signal.Signals(number).name
+        first, now = self.reason is None, time.monotonic()
+        if first:
+            self.reason, self._since = name, now
+        # One press of Ctrl-C may arrive twice: from the terminal, and from the launcher that passes it on.
+        if not self._deferring or (name == "SIGINT" and now - self._since > 1.0):
+            raise Interrupted(self.reason or name)
+        if first:
+            self._on_first(name)
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[StopSignals]:
+        """Handles the signals of EXIT_CODES; afterwards they do what they did before."""
+        before = {signal.Signals[name]: signal.signal(signal.Signals[name], self._handle) for name in EXIT_CODES}
+        try:
+            yield self
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    @contextlib.contextmanager
+    def deferred(self) -> Iterator[None]:
+        """A signal waits until whoever is within has looked at :attr:`reason`."""
+        self._deferring = True
+        try:
+            yield
+        finally:
+            self._deferring = False
+
+
+def ignore_stop_signals() -> None:
+    """For a worker: signals reach every rank, but it is the learner that decides, saves and sends the workers home."""
+    for name in EXIT_CODES:
+        signal.signal(signal.Signals[name], signal.SIG_IGN)

@@ -1,0 +1,85 @@
+"""What a run says of itself: the opening line, summary.json, and the lines at its end."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+from typing import Any
+
+import torch
+
+from clusterenv_hpc.cluster_env import ClusterEnv
+from clusterenv_hpc.run.evaluate import Evaluation
+from clusterenv_hpc.run.progress import number
+from clusterenv_hpc.run.run_dir import RunDir
+from clusterenv_hpc.run.schema import Config
+from clusterenv_hpc.run.tally import Tally
+
+
+def opening(config: Config, run: RunDir, envs: ClusterEnv, tally: Tally, resumed_from: str | None, device: str) -> str:
+    """What runs, where it goes on or starts, and on what."""
+    begins = f"goes on from {resumed_from} at {tally.env_steps:,} steps" if resumed_from else "starts"
+    workers = f"{config.workers} worker ranks" if config.workers else f"{config.worker_count} workers in this process"
+    return (
+        f"{run.path.name} {begins}: {config.env.id} ({envs.backend} backend), {config.num_envs} environments on "
+        f"{workers}, sync={config.sync.rule}, learner on {device} with {torch.get_num_threads()} thread(s), over {envs.transport}"
+    )
+
+
+def summary(
+    config: Config,
+    tally: Tally,
+    envs: ClusterEnv,
+    resumed_from: str | None,
+    exit_reason: str,
+    result: Evaluation | None,
+) -> dict[str, Any]:
+    """The contents of summary.json; numbers that are not known yet are NaN, which becomes null."""
+    return {
+        "env_id": config.env.id,
+        "algo": config.algo.name,
+        "sync": config.sync.rule,
+        "seed": config.seed,
+        "workers": config.workers,
+        "num_envs": config.num_envs,
+        "total_steps": config.total_steps,
+        **tally.summary(),
+        "resumed_from": resumed_from,
+        "exit_reason": exit_reason,
+        **(result.as_dict() if result is not None else {}),
+        "target_return": config.env.target_return,
+        "sync_settings": dataclasses.asdict(config.sync),
+        "backend": envs.backend,
+        "transport": envs.transport,
+        "hosts": envs.hosts,
+        "software": {"python": platform.python_version(), "torch": torch.__version__},
+        "wire_since_start": {name: envs.stats.as_dict()[name] for name in ("sent", "received")},
+        "seconds_by_rank_since_start": envs.stats.as_dict()["seconds_by_rank"],
+    }
+
+
+def closing(config: Config, run: RunDir, tally: Tally, exit_reason: str, result: Evaluation | None) -> str:
+    """What came out, where it lies, and what can be done with it."""
+    done = {"completed": "has made all its steps", "solved": "is solved"}.get(
+        exit_reason, f"was stopped by {exit_reason}"
+    )
+    rate = tally.env_steps / tally.wall_s if tally.wall_s else 0.0
+    lines = [
+        f"{run.path.name} {done}: {tally.env_steps:,} steps and {tally.updates} updates in {tally.wall_s:.1f} s "
+        f"({number(rate, 0)} steps/s)",
+        f"  sampled return {number(tally.return_mean)} +- {number(tally.return_std)} over the last {len(tally.returns)} "
+        f"of {tally.episodes:,} episodes",
+        f"  weight messages {tally.wire['weight_messages']} where sync=always sends {tally.asked_for_weights} "
+        f"({number(100 * tally.weights_saved)} % saved)",
+    ]
+    if result is not None:
+        target = config.env.target_return
+        verdict = "" if target is None else f"; solved from {target:g} on: {'yes' if result.mean >= target else 'no'}"
+        lines.append(f"  {result.describe(config.eval.sampled and exit_reason != 'solved')}{verdict}")
+    more = f" total_steps={2 * config.total_steps}" if exit_reason in ("completed", "solved") else ""
+    lines += [
+        f"run:     {run.path.resolve()}",
+        f"plot:    clusterenv-hpc plot {run.path}",
+        f"resume:  clusterenv-hpc train run_dir={run.path} resume=true{more}",
+    ]
+    return "\n".join(lines)

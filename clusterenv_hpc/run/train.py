@@ -1,0 +1,304 @@
+"""The training loop: what each rank of a run does, from its configuration to its summary.
+
+    learner:  rollout -> update -> publish -> record, now and then a checkpoint ... evaluation -> summary
+    worker:   served within ClusterEnv, until the learner sends it home
+
+Nothing that depends on the clock enters the training itself: with a fixed seed a run is bit-equal twice.  A resumed
+run goes on with weights, optimizer, schedules, counters and random states; what cannot go on is the inside of the
+environments: episodes that were under way begin anew, from seeds made of the run's seed and the update it goes on at.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import socket
+import sys
+import time
+import traceback
+from typing import Any
+
+import numpy as np
+import torch
+
+from clusterenv_hpc.cluster_env import ClusterEnv
+from clusterenv_hpc.comm.channel import ClusterError
+from clusterenv_hpc.rollout import Rollout
+from clusterenv_hpc.run.build import build_learner, build_policy, build_sync, choose_device, choose_threads, spaces_of
+from clusterenv_hpc.run.checkpoint import CheckpointStore, Loaded
+from clusterenv_hpc.run.config import config_hash, to_yaml
+from clusterenv_hpc.run.errors import describe, exit_code, wants_traceback
+from clusterenv_hpc.run.evaluate import Evaluation, evaluate
+from clusterenv_hpc.run.interrupt import EXIT_CODES, Interrupted, StopSignals, ignore_stop_signals
+from clusterenv_hpc.run.metrics import MetricsWriter, RunLog, write_json
+from clusterenv_hpc.run.progress import Progress, make_progress
+from clusterenv_hpc.run.report import closing, opening, summary
+from clusterenv_hpc.run.run_dir import RunDir, write_atomically
+from clusterenv_hpc.run.schema import Config
+from clusterenv_hpc.run.tally import Tally
+
+CONFIRM_EVERY = 0.02
+"""Share of total_steps between two evaluations that are to confirm ``stop.at_return``."""
+
+SAME_ERROR_S = 3.0
+"""How long a worker keeps an error to itself that the learner probably tells as well."""
+
+
+def trim(rollout: Rollout, steps: int) -> Rollout:
+    """``rollout`` with its first ``steps`` valid steps, in the order of time and then of rows; later ones are masked.
+
+    So the last update of a run uses what is left of ``total_steps``, and not a step more.
+    """
+    if rollout.env_steps <= steps:
+        return rollout
+    earlier = np.cumsum(rollout.valid.reshape(-1)).reshape(rollout.valid.shape) <= steps
+    return dataclasses.replace(rollout, valid=rollout.valid & earlier)
+
+
+def seeds_of(seed: int, update: int) -> tuple[int, int, int]:
+    """Seeds of the policy, the learner and the environments, for a start at ``update``."""
+    policy, learner = np.random.SeedSequence(seed).generate_state(2)
+    (envs,) = np.random.SeedSequence([seed, update, 1]).generate_state(1)
+    return int(policy), int(learner), int(envs >> 1)
+
+
+def make_envs(config: Config, policy: torch.nn.Module, *, comm: Any, update: int, version: int) -> ClusterEnv:
+    """The environments of the run, wherever they are; on worker ranks this serves and raises SystemExit."""
+    return ClusterEnv(
+        config.env.id,
+        config.num_envs,
+        policy=policy,
+        sync=build_sync(config.sync),
+        env_kwargs=config.env.kwargs,
+        comm=comm,
+        seed=seeds_of(config.seed, update)[2],
+        backend=config.env.backend,
+        num_workers=config.worker_count,
+        config_hash=config_hash(config),
+        first_version=version,
+    )
+
+
+def work(config: Config, comm: Any) -> int:
+    """A worker rank's life; leaves by SystemExit when the learner is done."""
+    ignore_stop_signals()
+    torch.set_num_threads(1)
+    try:
+        policy = build_policy(config.policy, *spaces_of(config.env), seeds_of(config.seed, 0)[0])
+        # The update only matters to the learner, which resets the environments with the seed.
+        make_envs(config, policy, comm=comm, update=0, version=0)
+    except Exception as error:
+        time.sleep(SAME_ERROR_S)
+        rank, host = comm.Get_rank(), socket.gethostname()
+        print(f"clusterenv-hpc: rank {rank} (worker, {host}) failed: {describe(error)}", file=sys.stderr, flush=True)
+        comm.Abort(exit_code(error))
+    return 1
+
+
+def learn(config: Config, run: RunDir, comm: Any = None) -> int:
+    """The learner's life.  Returns the exit code; what goes wrong is told in one line, and ends every rank.
+
+    Args:
+        config: with ``workers`` as they are: the ranks beside this one, or 0.
+        run: where to write.
+        comm: an mpi4py communicator where there are worker ranks.
+    """
+    with StopSignals().listening() as stop:
+        learner = LearnerRun(config, run, comm, stop)
+        try:
+            return learner.run()
+        except (Exception, Interrupted) as error:
+            ignore_stop_signals()  # the end has begun
+            where = f"rank 0 (learner, {socket.gethostname()}): " if comm is not None else ""
+            line = describe(error) if isinstance(error, ClusterError) else where + describe(error)
+            learner.fail(line, error)
+            print(f"clusterenv-hpc: {line}", file=sys.stderr, flush=True)
+            if wants_traceback():
+                traceback.print_exception(error)
+            code = exit_code(error)
+            if learner.envs is not None:
+                learner.envs.abort()
+            elif comm is not None:
+                comm.Abort(code)
+            return code
+
+
+class LearnerRun:
+    """One start of a run, on the learner's rank."""
+
+    def __init__(self, config: Config, run: RunDir, comm: Any, stop: StopSignals) -> None:
+        self.config, self.dir, self.comm, self.stop = config, run, comm, stop
+        self.log = RunLog(run.log)
+        self.progress = Progress(sys.stderr)
+        self.tally = Tally(config.log.window, config.worker_count)
+        self.store = CheckpointStore(run.checkpoints, config.checkpoint.keep)
+        self.envs: ClusterEnv | None = None
+        self.result: Evaluation | None = None
+        self.resumed_from: str | None = None
+        self.exit_reason = "running"
+        self.saved_at = -1
+        self.confirm_from = 0
+
+    def run(self) -> int:
+        """From the first object to the last line; returns the exit code."""
+        config = self.config
+        device = choose_device(config.device)
+        observation_space, action_space = spaces_of(config.env)
+        policy_seed, learner_seed, _ = seeds_of(config.seed, 0)
+        self.policy = build_policy(config.policy, observation_space, action_space, policy_seed)
+        torch.set_num_threads(choose_threads(config, self.policy))
+        self.learner = build_learner(config.algo, self.policy, action_space, device, learner_seed)
+        seed_everything(config.seed)
+        loaded = self.store.load_latest() if config.resume else None
+        version = 0 if loaded is None else self.restore(loaded)
+        self.envs = make_envs(config, self.policy, comm=self.comm, update=self.tally.updates, version=version)
+        write_atomically(self.dir.config, to_yaml(config).encode())
+        self.say(opening(config, self.dir, self.envs, self.tally, self.resumed_from, str(device)))
+        self.log.write(f"hosts: {' '.join(self.envs.hosts)}")
+        self.progress = make_progress(config.log.progress, config.total_steps, self.tally.env_steps, config.log.every_s)
+        tensorboard = config.log.tensorboard
+        with (
+            self.stop.deferred(),
+            MetricsWriter(self.dir.path, self.tally.updates, self.tally.env_steps, tensorboard=tensorboard) as metrics,
+        ):
+            self.exit_reason = self.loop(self.envs, metrics)
+            if self.saved_at != self.tally.updates:
+                self.save(metrics)
+            self.progress.close()
+            self.envs.close()
+            if self.exit_reason == "completed" and config.eval.episodes:
+                self.result = evaluate(self.policy, config.env, config.eval, stop=lambda: self.stop.reason is not None)
+            self.write_summary()
+        text = closing(config, self.dir, self.tally, self.exit_reason, self.result)
+        self.log.write(text)
+        print(text, flush=True)
+        return EXIT_CODES.get(self.exit_reason, 0)
+
+    def loop(self, envs: ClusterEnv, metrics: MetricsWriter) -> str:
+        """Updates until the steps are used up, the task is solved or a signal came; returns which of these."""
+        config, tally = self.config, self.tally
+        last_save = last_summary = time.monotonic()
+        while tally.env_steps < config.total_steps:
+            if self.stop.reason is not None:
+                return self.stop.reason
+            began = time.perf_counter()
+            rollout = trim(envs.rollout(config.algo.num_steps), config.total_steps - tally.env_steps)
+            if rollout.env_steps == 0:  # every environment was being reset
+                continue
+            collected = time.perf_counter()
+            learned = self.learner.update(rollout, tally.env_steps / config.total_steps)
+            envs.publish()
+            ended = time.perf_counter()
+            record = tally.add(rollout, envs.stats, ended - began)
+            record |= {"collect_s": collected - began, "learn_s": ended - collected, "version": envs.version, **learned}
+            metrics.write(record)
+            self.progress.update(record)
+            if time.monotonic() - last_save >= config.checkpoint.every_s:
+                self.save(metrics)
+                last_save = last_summary = time.monotonic()
+            elif time.monotonic() - last_summary >= config.log.every_s:
+                self.write_summary()
+                last_summary = time.monotonic()
+            if self.solved():
+                return "solved"
+        return "completed"
+
+    def solved(self) -> bool:
+        """Whether the recent returns pass ``stop.at_return`` and greedy episodes confirm it."""
+        config, tally, target = self.config, self.tally, self.config.stop.at_return
+        if target is None or len(tally.returns) < config.log.window or tally.return_mean < target:
+            return False
+        if not config.eval.episodes:
+            return True
+        if tally.env_steps < self.confirm_from:
+            return False
+        self.confirm_from = tally.env_steps + int(CONFIRM_EVERY * config.total_steps)
+        greedy = dataclasses.replace(config.eval, sampled=False)
+        self.result = evaluate(self.policy, config.env, greedy, stop=lambda: self.stop.reason is not None)
+        return self.result is not None and self.result.mean >= target
+
+    def save(self, metrics: MetricsWriter) -> None:
+        """A checkpoint of everything that goes on, and the summary beside it."""
+        assert self.envs is not None
+        metrics.flush()
+        state = {
+            "learner": self.learner.state_dict(),
+            "tally": self.tally.state_dict(),
+            "version": self.envs.version,
+            "random": random_states(),
+        }
+        path = self.store.save(state, self.tally.updates)
+        self.saved_at = self.tally.updates
+        self.log.write(f"saved {path.name} at {self.tally.env_steps:,} steps")
+        self.write_summary()
+
+    def restore(self, loaded: Loaded) -> int:
+        """Goes on from a checkpoint; returns the policy version it stands at."""
+        for line in loaded.damaged:
+            self.say(f"warning: {line}; {loaded.path.name}, the one before, is used")
+        state = loaded.state
+        self.learner.load_state_dict(state["learner"])
+        self.tally.load_state_dict(state["tally"])
+        set_random_states(state["random"])
+        self.resumed_from = loaded.path.name
+        self.saved_at = self.tally.updates
+        return int(state["version"])
+
+    def write_summary(self) -> None:
+        """summary.json, as things stand."""
+        assert self.envs is not None
+        told = summary(self.config, self.tally, self.envs, self.resumed_from, self.exit_reason, self.result)
+        write_json(self.dir.summary, told)
+
+    def fail(self, line: str, error: BaseException) -> None:
+        """Writes down why the run ends, as far as there is a run and that can be done."""
+        self.progress.close()
+        self.exit_reason = error.name if isinstance(error, Interrupted) else f"failed: {line}"
+        try:
+            if self.envs is not None:
+                self.write_summary()
+            if self.dir.holds_a_run():
+                self.log.write(line + "\n" + "".join(traceback.format_exception(error)))
+        except OSError as another:
+            self.progress.say(f"warning: {self.dir.path}: cannot be written to: {another.strerror or another}")
+
+    def say(self, text: str) -> None:
+        """To the person who watches, and to log.txt."""
+        self.progress.say(text)
+        self.log.write(text)
+
+
+def seed_everything(seed: int) -> None:
+    """The global generators, for whatever draws from them."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def random_states() -> dict[str, Any]:
+    """The states of the global generators, as plain things."""
+    version, words, gauss = random.getstate()
+    name, keys, position, has_gauss, cached = np.random.get_state()
+    return {
+        "python": [version, list(words), gauss],
+        "numpy": [
+            name,
+            torch.from_numpy(np.asarray(keys, dtype=np.int64)),
+            int(position),
+            int(has_gauss),
+            float(cached),
+        ],
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+
+
+def set_random_states(states: dict[str, Any]) -> None:
+    """What ``random_states`` gave; generators of GPUs that are not here are left out."""
+    version, words, gauss = states["python"]
+    random.setstate((version, tuple(words), gauss))
+    name, keys, position, has_gauss, cached = states["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, cached))
+    torch.set_rng_state(states["torch"])
+    if torch.cuda.is_available() and len(states["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(states["cuda"])
