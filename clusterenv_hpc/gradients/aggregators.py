@@ -119,13 +119,16 @@ class Synchronous(Aggregator):
     J_i differ this is the unbiased one.
     """
 
+    fixed_share = True
+
     def __init__(self, M: int, *, even: bool = False) -> None:
         super().__init__(M)
         self.even = bool(even)
 
-    def share(self, worker: int) -> int:
-        """How many gradients ``worker`` owes in this round."""
-        return int(self._shares[worker])
+    @property
+    def shares(self) -> NDArray[np.int64]:
+        """``[n]`` how many gradients each worker owes in this round, a copy."""
+        return self._shares.copy()
 
     def wanted(self, worker: int) -> int:
         return max(0, int(self._shares[worker] - self.counts[worker])) if self._open else 0
@@ -155,6 +158,8 @@ class MSynchronous(Aggregator):
 
     What the others have begun is dropped, as stale.  First-come, so biased towards fast workers if the J_i differ.
     """
+
+    fixed_share = True
 
     def __init__(self, m: int, M: int) -> None:
         super().__init__(M)

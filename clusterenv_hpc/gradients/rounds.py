@@ -55,6 +55,9 @@ class Aggregate:
 class Aggregator(ABC):
     """What every rule shares: versions, refusals, counts.  ``M``: the gradients a round needs."""
 
+    fixed_share = False
+    """Whether a worker knows beforehand how much it will be asked for, and rests after that."""
+
     def __init__(self, M: int) -> None:
         self.M = positive_int("M", M)
         self.not_finite: dict[int, int] = {}

@@ -171,12 +171,12 @@ def test_malenia_leaves_an_absent_worker_out_of_the_objective():
 
 @pytest.mark.parametrize(
     ("M", "n", "even", "shares"),
-    [(8, 4, False, [2, 2, 2, 2]), (10, 4, False, [3, 3, 2, 2]), (10, 4, True, [3, 3, 3, 3]), (3, 5, False, [1, 1, 1, 0, 0]),
-     (3, 5, True, [1] * 5), (7, 1, False, [7])],
+    [(8, 4, False, [2, 2, 2, 2]), (10, 4, False, [3, 3, 2, 2]), (10, 4, True, [3, 3, 3, 3]),
+     (3, 5, False, [1, 1, 1, 0, 0]), (3, 5, True, [1] * 5), (7, 1, False, [7])],
 )  # fmt: skip
 def test_synchronous_shares(M, n, even, shares):
     rule = started(Synchronous(M, even=even), n)
-    assert [rule.share(w) for w in range(n)] == [rule.wanted(w) for w in range(n)] == shares
+    assert list(rule.shares) == [rule.wanted(w) for w in range(n)] == shares
     assert rule.waiting_for() == tuple(w for w in range(n) if shares[w])
     order = [w for w in range(n) for _ in range(shares[w])]
     for w in order:
@@ -199,7 +199,7 @@ def test_synchronous_refuses_more_than_a_share():
 
 def test_synchronous_deals_an_absent_workers_share_to_the_others():
     rule = started(Synchronous(5), 3, absent=[0])
-    assert [rule.share(w) for w in range(3)] == [0, 3, 2]
+    assert list(rule.shares) == [0, 3, 2]
 
 
 def test_m_synchronous_takes_the_first_m_and_drops_what_the_others_began():
