@@ -40,7 +40,10 @@ class Distribution(ABC):
 
     @abstractmethod
     def noise(self, shape: Sequence[int], generator: torch.Generator | None = None) -> Tensor:
-        """Draw ``[*shape, noise_size]`` float32: what ``sample`` needs for actions of leading shape ``shape``."""
+        """Draw ``[*shape, noise_size]`` float32: what ``sample`` needs for actions of leading shape ``shape``.
+
+        On the generator's device.
+        """
 
     @abstractmethod
     def sample(self, params: Tensor, noise: Tensor) -> Tensor:
@@ -84,7 +87,8 @@ class Distribution(ABC):
 
 def _gumbel(shape: Sequence[int], generator: torch.Generator | None) -> Tensor:
     """The *negative* of Gumbel noise: ``log E`` with E exponential, so that a sample is ``argmax(logits - noise)``."""
-    noise = torch.empty(tuple(shape), dtype=torch.float32).exponential_(generator=generator)
+    noise = torch.empty(tuple(shape), dtype=torch.float32, device=_device(generator))
+    noise.exponential_(generator=generator)
     # A zero would become -inf, and choose a masked (-inf) logit as NaN.
     return noise.clamp_(min=torch.finfo(torch.float32).tiny).log_()
 
@@ -197,7 +201,7 @@ class MultiCategorical(Distribution):
     def noise(self, shape: Sequence[int], generator: torch.Generator | None = None) -> Tensor:
         noise = _gumbel((*shape, self._places, self._width), generator)
         # Infinite noise means that padding is never chosen, at no cost in the worker's loop.
-        return noise.masked_fill_(self._padding, torch.inf).flatten(-2)
+        return noise.masked_fill_(self._padding.to(noise.device), torch.inf).flatten(-2)
 
     def sample(self, params: Tensor, noise: Tensor) -> Tensor:
         padded = self._pad(params)
@@ -247,7 +251,9 @@ class Bernoulli(Distribution):
         self._torch_dtype = _torch_dtype(self.action_dtype)
 
     def noise(self, shape: Sequence[int], generator: torch.Generator | None = None) -> Tensor:
-        uniform = torch.rand((*shape, self.noise_size), generator=generator, dtype=torch.float32)
+        uniform = torch.rand(
+            (*shape, self.noise_size), generator=generator, device=_device(generator), dtype=torch.float32
+        )
         return uniform.logit_(eps=2.0**-25)  # logistic: P(noise < logit) = sigmoid(logit); never infinite
 
     def sample(self, params: Tensor, noise: Tensor) -> Tensor:
@@ -328,7 +334,9 @@ class DiagonalGaussian(Distribution):
         return mean, log_std.clamp(-self.LOG_STD_LIMIT, self.LOG_STD_LIMIT)
 
     def noise(self, shape: Sequence[int], generator: torch.Generator | None = None) -> Tensor:
-        return torch.randn((*shape, self.noise_size), generator=generator, dtype=torch.float32)
+        return torch.randn(
+            (*shape, self.noise_size), generator=generator, device=_device(generator), dtype=torch.float32
+        )
 
     def sample(self, params: Tensor, noise: Tensor) -> Tensor:
         mean, log_std = self.split(params)
@@ -392,6 +400,10 @@ class DiagonalGaussian(Distribution):
 def _log_tanh_slope(u: Tensor) -> Tensor:
     """``log(1 - tanh(u)^2)``, stable for any u."""
     return 2 * (math.log(2) - u - softplus(-2 * u))
+
+
+def _device(generator: torch.Generator | None) -> torch.device:
+    return torch.device("cpu") if generator is None else generator.device
 
 
 def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:

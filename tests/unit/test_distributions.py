@@ -444,9 +444,9 @@ def test_sampled_actions_are_members_of_the_space(space):
     params = random_params(dist, 200)
     actions = dist.env_actions(draw(dist, params).numpy())
     assert actions.dtype == space.dtype
-    assert all(space.contains(action if action.shape else action[()]) for action in actions)
+    assert all(space.contains(np.asarray(action) if isinstance(space, spaces.Box) else action) for action in actions)
     greedy = dist.env_actions(dist.mode(params).numpy())
-    assert all(space.contains(action if action.shape else action[()]) for action in greedy)
+    assert all(space.contains(np.asarray(action) if isinstance(space, spaces.Box) else action) for action in greedy)
 
 
 @pytest.mark.parametrize("space", [spaces.Text(3), spaces.Dict(a=spaces.Discrete(2)), spaces.Tuple([])], ids=str)

@@ -13,7 +13,8 @@ from gymnasium import spaces
 from torch import nn
 
 from clusterenv_hpc.learners import PPO, Learner, PPOConfig
-from clusterenv_hpc.learners.ppo import policy_loss
+from clusterenv_hpc.learners.optimizer import FlatAdam
+from clusterenv_hpc.learners.ppo import clipped_ratio, ratio_bounds
 from clusterenv_hpc.policies import ActorCritic, PolicyError, distribution_for
 from clusterenv_hpc.rollout import Episodes, Rollout
 
@@ -80,6 +81,10 @@ def weights(policy):
 
 
 # ---- the loss
+
+
+def policy_loss(new, old, advantages, clip):
+    return -clipped_ratio(new, old, *ratio_bounds(advantages, clip)) * advantages
 
 
 def test_policy_loss_and_gradient_are_those_of_the_published_formula():
@@ -450,6 +455,55 @@ def test_progress_outside_the_run_is_refused(progress):
         PPO(policy, PPOConfig(), FOUR).update(make_rollout(policy), progress)
 
 
+# ---- the optimizer
+
+
+@pytest.mark.parametrize("max_grad_norm", [None, 1.0])
+def test_flat_adam_is_adam_with_a_norm_clip(max_grad_norm):
+    torch.manual_seed(0)
+    ours = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
+    ours.unused = nn.Parameter(torch.ones(2))
+    ours[2].weight.data = torch.randn(5, 2).t()  # not contiguous
+    theirs = copy.deepcopy(ours)
+    flat = FlatAdam(ours.parameters(), 1.0, 1e-5, max_grad_norm)
+    adam = torch.optim.Adam(theirs.parameters(), eps=1e-5)
+    for step in range(20):
+        rate = 0.01 * (1 - step / 20)
+        x = torch.randn(7, 3)
+        flat.start(rate)
+        norm = flat.step(100 * ours(x).square().mean())
+        adam.param_groups[0]["lr"] = rate
+        adam.zero_grad()
+        (100 * theirs(x).square().mean()).backward()
+        expected = nn.utils.clip_grad_norm_(theirs.parameters(), max_grad_norm or float("inf"))
+        adam.step()
+        torch.testing.assert_close(norm, expected)
+        torch.testing.assert_close(weights(ours), weights(theirs))
+    assert (ours.unused == 1).all()
+    assert all(p.grad is None for p in ours.parameters())
+
+
+def test_flat_adam_takes_up_weights_that_others_changed():
+    layer = nn.Linear(2, 2)
+    flat = FlatAdam(layer.parameters(), 0.0, 1e-5, None)
+    with torch.no_grad():
+        layer.weight.fill_(3)
+    flat.start(0.0)
+    flat.step(layer(torch.ones(1, 2)).sum())
+    assert (layer.weight == 3).all()
+
+
+def test_flat_adam_trains_mixed_precisions():
+    layers = nn.ModuleList([nn.Linear(2, 2).to(dtype) for dtype in (torch.bfloat16, torch.float32, torch.float64)])
+    before = [layer.weight.clone() for layer in layers]
+    flat = FlatAdam(layers.parameters(), 0.1, 1e-5, 1.0)
+    flat.start(0.1)
+    flat.step(sum(layer(torch.ones(1, 2, dtype=layer.weight.dtype)).double().sum() for layer in layers))
+    for layer, old in zip(layers, before, strict=True):
+        assert layer.weight.dtype == old.dtype
+        torch.testing.assert_close(layer.weight, old - 0.1, rtol=0.02, atol=0.01)
+
+
 # ---- determinism and resuming
 
 
@@ -535,6 +589,34 @@ def test_a_policy_without_values_or_parameters_is_refused():
         PPO(actor, PPOConfig(), FOUR).update(make_rollout(make_policy()), 0.0)
     with pytest.raises(PolicyError, match="no parameters"):
         PPO(nn.Identity(), PPOConfig(), FOUR)
+
+
+def test_values_with_a_trailing_dimension_are_refused_rather_than_broadcast():
+    class Column(nn.Linear):
+        def value(self, observations):
+            return self(observations)[:, :1]
+
+    policy = Column(3, 4)
+    with pytest.raises(PolicyError, match=r"values \(\d+, 1\)"):
+        PPO(policy, PPOConfig(), FOUR).update(make_rollout(policy), 0.0)
+
+
+def test_the_environment_behind_a_bad_observation_is_named():
+    policy = make_policy()
+    rollout = make_rollout(policy)
+    rollout.observations[5, 2] = np.nan
+    assert rollout.valid[5, 2]
+    rollout = dataclasses.replace(rollout, rows=np.arange(4) + 10, ranks=np.array([1, 1, 2, 2]))
+    with pytest.raises(FloatingPointError, match="environment 12 of worker rank 2"):
+        PPO(policy, PPOConfig(), FOUR).update(rollout, 0.0)
+
+
+def test_the_settings_are_a_typed_schema_for_omegaconf():
+    from omegaconf import OmegaConf
+
+    schema = OmegaConf.structured(PPOConfig)
+    merged = OmegaConf.merge(schema, {"target_kl": 0.02, "epochs": 3})
+    assert OmegaConf.to_object(merged) == PPOConfig(target_kl=0.02, epochs=3)
 
 
 @pytest.mark.parametrize("field", ["observations", "next_observations", "rewards"])
