@@ -35,11 +35,11 @@ RANK_PROGRAM = (
 )
 
 
-def launch_ranks(overrides: Sequence[str], workers: int, run_dir: str | None, *, grace_s: float = 8.0) -> int:
-    """Run ``clusterenv-hpc train`` with ``overrides`` on a learner and ``workers`` worker ranks of this machine.
+def launch_ranks(argv: Sequence[str], workers: int, run_dir: str | None, *, grace_s: float = 8.0) -> int:
+    """Run ``clusterenv-hpc`` with ``argv`` on a learner and ``workers`` worker ranks of this machine.
 
     Args:
-        overrides: what stands after ``clusterenv-hpc train``.
+        argv: what stands after ``clusterenv-hpc``, the sub-command first.
         workers: at least 1.
         run_dir: where the run keeps its checkpoints, if known; named in the message after a crash.
         grace_s: seconds that the learner has to save and end after SIGINT or SIGTERM.
@@ -50,9 +50,9 @@ def launch_ranks(overrides: Sequence[str], workers: int, run_dir: str | None, *,
     Raises:
         LaunchError: there is no MPI, or no launcher that belongs to it.
     """
-    program = [sys.executable, "-c", RANK_PROGRAM, "train", *overrides]
+    program = [sys.executable, "-c", RANK_PROGRAM, *argv]
     ended = launch_program(program, workers + 1, grace_s=grace_s)
-    if message := describe(ended, overrides, run_dir):
+    if message := describe(ended, run_dir):
         start = b"" if ended.spoken.endswith(b"\n") or not ended.spoken else b"\n"  # a progress bar ends without one
         os.write(2, start + message.encode() + b"\n")
     return ended.code
@@ -75,11 +75,11 @@ def launch_program(program: Sequence[str], ranks: int, *, grace_s: float = 8.0) 
         raise LaunchError(f"cannot start {launcher}: {error.strerror or error}") from error
 
 
-def describe(ended: Ended, overrides: Sequence[str], run_dir: str | None) -> str:
+def describe(ended: Ended, run_dir: str | None) -> str:
     """What to tell the user of a launch's end; empty where the ranks have said it all."""
     cause = _cause(ended)
     unasked = ended.stopped_by is None and ended.code not in (0, BAD_REQUEST)
-    resume = _resume(overrides, run_dir) if cause or unasked else []
+    resume = _resume(run_dir) if cause or unasked else []
     if cause and run_dir is not None and not resume:
         resume = ["No checkpoint was written yet."]
     return "\n".join([*([f"clusterenv-hpc: {cause}"] if cause else []), *resume])
@@ -132,10 +132,9 @@ def _explained(spoken: bytes) -> bool:
     return b"clusterenv-hpc: " in spoken or b"Traceback (most recent call last)" in spoken
 
 
-def _resume(overrides: Sequence[str], run_dir: str | None) -> list[str]:
+def _resume(run_dir: str | None) -> list[str]:
     saved = sorted(Path(run_dir, "checkpoints").glob("update-*.pt")) if run_dir is not None else []
     if not saved:
         return []
-    kept = [word for word in overrides if not word.startswith(("run_dir=", "resume="))]
-    again = shlex.join(["clusterenv-hpc", "train", *kept, f"run_dir={run_dir}", "resume=true"])
+    again = shlex.join(["clusterenv-hpc", "train", f"run_dir={run_dir}", "resume=true"])
     return [f"The last checkpoint is {saved[-1]}. To continue from it:", f"  {again}"]
