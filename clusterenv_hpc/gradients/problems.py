@@ -72,9 +72,13 @@ def quadratic(size: int = 10, sigma: float = 1.0, condition: float = 10.0, dista
 
 
 def two_tasks(n: int = 2, sigma: float = 0.5, spread: float = 2.0) -> Quadratic:
-    """Two kinds of J_i in turn, whose optima are ``spread`` apart: what solves one kind does not solve their mean."""
+    """Two kinds of J_i in turn, whose optima are ``spread`` apart on either side of the best of their mean.
+
+    A method that gives them weights w and 1 - w ends where ||grad J|| = spread |w - 1/2|, and does not pass by the best
+    of the mean on its way there.
+    """
     optimum = np.zeros((positive_int("n", n), 4))
-    optimum[::2, 0], optimum[1::2, 0] = spread / 2 + 1.0, 1.0 - spread / 2
+    optimum[::2, 0], optimum[1::2, 0], optimum[:, 1] = spread / 2, -spread / 2, 1.0
     return Quadratic(np.ones(4), optimum, sigma)
 
 
