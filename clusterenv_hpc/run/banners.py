@@ -74,7 +74,7 @@ class Banners:
                 self.text += piece
             else:
                 out += piece
-                self._at_start = piece.endswith(b"\n")
+            self._at_start = piece.endswith(b"\n")
         self.last = (self.last + bytes(out))[-LAST_KEPT:]
         return bytes(out)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import signal
 import socket
 import sys
@@ -65,8 +64,8 @@ def launch_program(program: Sequence[str], ranks: int, *, grace_s: float = 8.0) 
     mpi = find_mpi()
     launcher = find_launcher(mpi)
     environ = launcher_environment(mpi, ranks, os.environ)
-    if sys.stderr is not None and sys.stderr.isatty():
-        environ |= {"CLUSTERENV_HPC_TTY": "1", "CLUSTERENV_HPC_COLUMNS": str(shutil.get_terminal_size().columns)}
+    if os.isatty(2):  # the error stream is where progress is drawn
+        environ |= {"CLUSTERENV_HPC_TTY": "1", "CLUSTERENV_HPC_COLUMNS": str(os.get_terminal_size(2).columns)}
     try:
         return supervise(
             lambda guard: launch_command(mpi, launcher, [*guard, *program], ranks, os.environ), environ, grace_s=grace_s
