@@ -28,8 +28,8 @@ def gae(
     """
     bootstrap = torch.where(terminated, 0.0, gamma * next_values)  # where, not a product: 0 * NaN is NaN
     deltas = torch.where(valid, rewards + bootstrap - values, 0.0)
-    # Step t looks on to step t+1 if both are steps of one episode; after the last row lies nothing.
-    linked = valid[:-1] & valid[1:] & ~(terminated | truncated)[:-1]
+    # An invalid successor's advantage is 0 already, so only the step itself decides whether it looks on.
+    linked = (valid & ~(terminated | truncated))[:-1]
     decay = (gamma * lam) * linked.to(deltas.dtype)
     advantages = deltas
     for t in range(advantages.shape[0] - 2, -1, -1):

@@ -178,13 +178,12 @@ def _stack(space: gymnasium.Space[Any], items: list[Any]) -> Tree:
         return {key: _stack(part, [item[key] for item in items]) for key, part in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
         return tuple(_stack(part, [item[i] for item in items]) for i, part in enumerate(space.spaces))
-    try:
+    if isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
         return np.stack([np.asarray(item, dtype=space.dtype) for item in items])
-    except (TypeError, ValueError) as error:
-        raise PolicyError(
-            f"Observations of the space {space} have no fixed array form; expected Box, Discrete, MultiDiscrete, "
-            "MultiBinary, or Dict and Tuple of these."
-        ) from error
+    raise PolicyError(
+        f"Observations of the space {space} have no fixed array form; expected Box, Discrete, MultiDiscrete, "
+        "MultiBinary, or Dict and Tuple of these. Wrap the environment so that they have."
+    )
 
 
 @contextmanager

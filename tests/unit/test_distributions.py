@@ -280,6 +280,14 @@ def test_bernoulli_against_numpy():
     np.testing.assert_allclose(dist.kl(tp, tq), kl, rtol=1e-4)
 
 
+@pytest.mark.parametrize("logit", [-4.0, -1.0, 2.0])
+def test_bits_come_at_the_sigmoid_of_their_logit(logit):
+    dist, n = Bernoulli(1), 1_000_000
+    rate = 1 / (1 + np.exp(-logit))
+    frequency = draw(dist, torch.full((n, 1), logit)).double().mean()
+    assert abs(frequency - rate) < 5 * (rate * (1 - rate) / n) ** 0.5
+
+
 def test_extreme_bits_are_certain_without_nan():
     dist = Bernoulli(4)
     params = torch.tensor([[INF, -INF, 500.0, -500.0]], requires_grad=True)

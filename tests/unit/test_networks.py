@@ -189,6 +189,12 @@ def test_unreadable_observation_spaces_are_named():
         ActorCritic(spaces.Dict(a=spaces.Text(5)), FOUR)
 
 
+@pytest.mark.parametrize("space", [spaces.Text(5), spaces.Sequence(VECTOR), spaces.Dict(a=spaces.Text(5))], ids=str)
+def test_spaces_without_a_fixed_array_form_are_named_to_the_owner_of_a_policy(space):
+    with pytest.raises(PolicyError, match=r"no fixed array form; expected Box, Discrete"):
+        check_policy(Linear(), space, FOUR)
+
+
 # ---- what the encoders see
 
 

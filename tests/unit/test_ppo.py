@@ -415,7 +415,8 @@ def test_target_kl_stops_the_epochs():
     assert run[None]["kl_update"] > run[1e-9]["kl_update"]
 
 
-def test_minibatches_cover_the_rollout_in_equal_parts():
+@pytest.mark.parametrize("minibatch_size", [1, 32, 45, 70, 120, 10_000])
+def test_minibatches_cover_the_rollout_in_equal_parts(minibatch_size):
     policy = make_policy()
     sizes = []
     original = policy.forward_and_value
@@ -428,10 +429,10 @@ def test_minibatches_cover_the_rollout_in_equal_parts():
         return original(observations)
 
     policy.forward_and_value = spy
-    PPO(policy, PPOConfig(epochs=2, minibatch_size=32), FOUR).update(rollout, 0.0)
+    PPO(policy, PPOConfig(epochs=2, minibatch_size=minibatch_size), FOUR).update(rollout, 0.0)
     assert sum(sizes) == 2 * total
     assert max(sizes) - min(sizes) <= 1
-    assert len(sizes) == 2 * round(total / 32)
+    assert len(sizes) == 2 * max(1, round(total / minibatch_size))
 
 
 def test_value_clip_holds_values_near_the_old_ones():
