@@ -30,7 +30,7 @@ COMMANDS = {
     ),
     "eval": Command("clusterenv_hpc.run.evaluate:main", "play whole episodes with a run's newest checkpoint"),
     "plot": Command("clusterenv_hpc.run.figures:main", "draw a run's return, weight requests, lag, KL and steps/s"),
-    "bench": Command("clusterenv_hpc.run.bench:main", "measure rollout, transport and learner on this machine"),
+    "bench": Command("clusterenv_hpc.bench.command:main", "measure rollout, transport and learner on this machine"),
     "doctor": Command("clusterenv_hpc.run.doctor:main", "check what this machine can do, and say what to change"),
 }
 

@@ -50,6 +50,7 @@ class Slot:
         self.next_blocks = [self.arrays[f"next_observation{i}"] for i in range(count)] if shape.separate_next else None
         # Successors shifted by one live in the same block, so its last row only exists there.
         self.actions, self.params = list(self.arrays["actions"]), list(self.arrays["behaviour_params"])
+        self.all_params = torch.from_numpy(self.arrays["behaviour_params"])
         self.rewards = list(self.arrays["rewards"])
         self.terminated, self.truncated = list(self.arrays["terminated"]), list(self.arrays["truncated"])
 
@@ -79,6 +80,7 @@ class Collector:
         self.probe_random = np.random.default_rng(seed)
         self.carry_returns, self.carry_lengths = np.zeros(n), np.zeros(n, dtype=np.int64)
         self.version = -1
+        self._reuses_output = policy is not None and _reuses_output(policy, self.space)
         self.seconds_env = self.seconds_policy = 0.0
 
     @property
@@ -159,12 +161,16 @@ class Collector:
                 self.envs.record_infos = True
 
     def _collect_next_step(self, slot: Slot, num_steps: int, poll: Callable[[], None]) -> None:
-        policy, distribution, envs, clock = self.policy, self.distribution, self.envs, time.perf_counter
+        policy, distribution, envs = self.policy, self.distribution, self.envs
+        clock, copyto = time.perf_counter, np.copyto
         assert policy is not None and distribution is not None
         observations, trees, versions = slot.observations, slot.trees, slot.arrays["versions"]
         reset_only = self.done.copy()
         spent_env = spent_policy = 0.0
         self._place(observations[0], self.observation)
+        versions[:] = self.version
+        kept: list[Tensor] = []
+        reuses = self._reuses_output
         with torch.inference_mode():
             noise = distribution.noise((num_steps, envs.num_envs), self.generator).unbind(0)
             next_poll = clock() + POLL_EVERY_S
@@ -172,24 +178,27 @@ class Collector:
             for t in range(num_steps):
                 params = policy(trees[t])
                 actions = distribution.sample(params, noise[t]).numpy()
-                np.copyto(slot.params[t], params.numpy())
-                np.copyto(slot.actions[t], actions)
-                versions[t] = self.version
+                if reuses:
+                    params = params.clone()
+                kept.append(params)
+                copyto(slot.actions[t], actions)
                 chosen = clock()
                 observation, reward, terminated, truncated, _ = envs.step(distribution.env_actions(actions))
                 spent_policy += chosen - stepped
                 stepped = clock()
                 spent_env += stepped - chosen
                 if self.flat:
-                    np.copyto(observations[t + 1][0], observation)
+                    copyto(observations[t + 1][0], observation)
                 else:
                     self._place(observations[t + 1], split(self.space, observation))
-                np.copyto(slot.rewards[t], reward)
-                np.copyto(slot.terminated[t], terminated)
-                np.copyto(slot.truncated[t], truncated)
+                copyto(slot.rewards[t], reward)
+                copyto(slot.terminated[t], terminated)
+                copyto(slot.truncated[t], truncated)
                 if stepped > next_poll:
                     poll()
+                    versions[t + 1 :] = self.version
                     next_poll = clock() + POLL_EVERY_S
+            torch.stack(kept, out=slot.all_params)  # in one call: a copy each step would cost five times as much
         self.observation = [leaf.copy() for leaf in observations[num_steps]]
         self._finish(slot, reset_only)
         self.seconds_env, self.seconds_policy = spent_env, spent_policy
@@ -264,11 +273,11 @@ class Collector:
             np.logical_or(terminated[:-1], truncated[:-1], out=valid[1:])
             np.logical_not(valid[1:], out=valid[1:])
             self.done = np.logical_or(terminated[-1], truncated[-1])
-            made_up = ~valid
-            if made_up.any():  # Gymnasium zeroes these itself; a vector environment of someone else's may not
-                rewards[made_up] = 0.0
-                terminated[made_up] = truncated[made_up] = False
-                self.done &= valid[-1]
+            # Gymnasium zeroes these itself; a vector environment of someone else's may not.
+            np.multiply(rewards, valid, out=rewards)
+            np.logical_and(terminated, valid, out=terminated)
+            np.logical_and(truncated, valid, out=truncated)
+            self.done &= valid[-1]
         self._check(slot)
         self._count_episodes(arrays)
         index = np.flatnonzero(valid)
@@ -278,16 +287,21 @@ class Collector:
         arrays["header"]["probes"] = count
 
     def _check(self, slot: Slot) -> None:
-        assert self.distribution is not None
+        """Everything must be a number.  A sum of squares says so in one pass; if it is none, the culprit is looked for."""
+        distribution = self.distribution
+        assert distribution is not None
         for i, leaf in enumerate(self.leaves):
             if leaf.dtype.kind not in "fc":
                 continue
             for name in (f"observation{i}", f"next_observation{i}"):
-                if name in slot.arrays:
+                if name in slot.arrays and np.isnan(_squares(slot.arrays[name])):
                     self._demand(~np.isnan(slot.arrays[name]), f"observation{leaf.path}", "the environment")
-        self._demand(np.isfinite(slot.arrays["rewards"]), "reward", "the environment")
-        proper = self.distribution.proper(torch.from_numpy(slot.arrays["behaviour_params"])).numpy()
-        self._demand(proper, f"action distribution (policy version {self.version})", "the policy")
+        rewards, params = slot.arrays["rewards"], slot.arrays["behaviour_params"]
+        if not np.isfinite(_squares(rewards)):
+            self._demand(np.isfinite(rewards), "reward", "the environment")
+        if not np.isfinite(_squares(params)):  # not wrong as such: a masked choice has a logit of minus infinity
+            proper = distribution.proper(torch.from_numpy(params)).numpy()
+            self._demand(proper, f"action distribution (policy version {self.version})", "the policy")
 
     @staticmethod
     def _demand(good: NDArray[np.bool_], what: str, whose: str) -> None:
@@ -297,31 +311,40 @@ class Collector:
         raise NotFiniteError(f"{whose} gave a {what} that is not a finite number, in step {t} of a rollout", int(row))
 
     def _count_episodes(self, arrays: dict[str, NDArray[Any]]) -> None:
-        rewards, valid = arrays["rewards"], arrays["valid"]
-        ended = np.logical_or(arrays["terminated"], arrays["truncated"])
-        returns = rewards.cumsum(axis=0)
-        lengths = valid.cumsum(axis=0)
-        returns += self.carry_returns
-        lengths += self.carry_lengths
-        columns, steps = np.nonzero(ended.T)  # ordered by environment, then by time
-        count = len(columns)
-        arrays["header"]["episodes"] = count
-        self.carry_returns, self.carry_lengths = returns[-1].copy(), lengths[-1].copy()
-        if not count:
-            return
-        end_returns, end_lengths = returns[steps, columns], lengths[steps, columns]
-        first = np.ones(count, dtype=bool)
-        first[1:] = columns[1:] != columns[:-1]
-        before_returns = np.where(first, 0.0, np.roll(end_returns, 1))
-        before_lengths = np.where(first, 0, np.roll(end_lengths, 1))
-        episodes = arrays["episodes"][:count]
-        episodes["return"] = end_returns - before_returns
-        episodes["length"] = end_lengths - before_lengths
-        episodes["row"] = columns
-        last = np.ones(count, dtype=bool)
-        last[:-1] = columns[1:] != columns[:-1]
-        self.carry_returns[columns[last]] -= end_returns[last]
-        self.carry_lengths[columns[last]] -= end_lengths[last]
+        """Cut each environment's steps into episodes, and sum over the pieces."""
+        steps, n = arrays["rewards"].shape
+        rewards, valid = arrays["rewards"].T.ravel(), arrays["valid"].T.ravel()  # environment by environment
+        ended = np.logical_or(arrays["terminated"], arrays["truncated"]).T.ravel()
+        begins = np.zeros(n * steps, dtype=bool)
+        begins[1:] = ended[:-1]
+        begins[::steps] = True
+        first = np.flatnonzero(begins)
+        last = np.append(first[1:], n * steps) - 1
+        returns = np.add.reduceat(rewards, first)
+        lengths = last - first + valid[first]  # only the first step of a piece can be one that merely resets
+        carried = first % steps == 0
+        returns[carried] += self.carry_returns
+        lengths[carried] += self.carry_lengths
+        over = ended[last]
+        episodes = arrays["episodes"][: np.count_nonzero(over)]
+        episodes["return"], episodes["length"], episodes["row"] = returns[over], lengths[over], first[over] // steps
+        arrays["header"]["episodes"] = len(episodes)
+        goes_on = last % steps == steps - 1
+        self.carry_returns = np.where(over, 0.0, returns)[goes_on]
+        self.carry_lengths = np.where(over, 0, lengths)[goes_on]
+
+
+def _reuses_output(policy: torch.nn.Module, space: Any) -> bool:
+    """Whether the policy writes each output into the same memory as the one before."""
+    observation = map_tree(torch.from_numpy, join(space, [np.zeros((1, *leaf.shape), leaf.dtype) for leaf in leaves(space)]))
+    with torch.inference_mode():
+        first, second = policy(observation), policy(observation)
+    return bool(first.data_ptr() == second.data_ptr())
+
+
+def _squares(array: NDArray[Any]) -> Any:
+    flat = array.ravel()
+    return np.dot(flat, flat)
 
 
 class ProbeStates:

@@ -32,14 +32,11 @@ class Crew:
         self.channel, self.stats, self._timeout_s, self._backoff = channel, stats, timeout_s, backoff
         self.broken = False
         self.peers: list[Peer] = []
+        self.active: list[Peer] = []
+        """The workers that hold environments."""
         self._by_rank: dict[int, Peer] = {}
         self._left: set[int] = set()
         self._deadline = Deadline(timeout_s)
-
-    @property
-    def active(self) -> list[Peer]:
-        """The workers that hold environments."""
-        return [peer for peer in self.peers if peer.num_envs]
 
     def meet(self, own: dict[str, Any]) -> Hello:
         """The handshake: hear every worker, check that all fit together (see ``handshake.compare``)."""
@@ -70,12 +67,19 @@ class Crew:
             self.broken = True
             raise
         self.peers = [Peer(channel, hellos[rank]) for rank in sorted(hellos)]
+        self.active = [peer for peer in self.peers if peer.num_envs]
         self._by_rank = {peer.rank: peer for peer in self.peers}
         return reference
 
     # -- waiting and hearing -----------------------------------------------------------------------------------------
 
-    def wait(self, condition: Callable[[], bool], complaint: Callable[[], str], seconds: float | None = None) -> None:
+    def wait(
+        self,
+        condition: Callable[[], bool],
+        complaint: Callable[[], str],
+        seconds: float | None = None,
+        backoff: Backoff | None = None,
+    ) -> None:
         """Poll until ``condition()``; any word from a worker renews the deadline.
 
         Raises:
@@ -83,7 +87,7 @@ class Crew:
         """
         self._deadline = Deadline(self._timeout_s if seconds is None else seconds)
         try:
-            wait_for(condition, self.channel, self._backoff, self._deadline, complaint)
+            wait_for(condition, self.channel, backoff or self._backoff, self._deadline, complaint)
         except ClusterError:
             self.broken = True
             raise

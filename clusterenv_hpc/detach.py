@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from .comm.channel import Backoff
 from .comm.codec import encode
 from .comm.messages import Buffer, Command, Layout, Leaf, RolloutShape, Tag, probe_note, weights_layout
 from .crew import Crew
@@ -164,6 +165,8 @@ class Detached:
             crew.command(peer, Command.STREAM, encode([num_steps, self.version]))
         self.streaming = True
         ready: list[Peer] = []
+        # Nobody waits for the learner here, and its cores may be the workers' too: look up seldom.
+        patience = Backoff(spin_s=0.0, first_s=50e-6, longest_s=5e-3)
 
         def came() -> bool:
             self._listen()
@@ -178,7 +181,7 @@ class Detached:
 
         try:
             while self.streaming:
-                crew.wait(came, lambda: crew.silence(crew.active, f"collecting {num_steps} steps"))
+                crew.wait(came, lambda: crew.silence(crew.active, f"collecting {num_steps} steps"), backoff=patience)
                 peer = ready.pop()
                 yield self._single(peer, self._take(peer))
                 if self.streaming:

@@ -152,7 +152,7 @@ class Backoff:
     def wait(self) -> None:
         """Nothing happened: spin or sleep a little."""
         now = time.perf_counter()
-        if not self._spin_until:
+        if self.spin_s and not self._spin_until:
             self._spin_until = now + self.spin_s
         if now < self._spin_until:
             os.sched_yield()

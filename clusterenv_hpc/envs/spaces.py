@@ -6,7 +6,7 @@ order, ``split`` takes a batched value apart into them, ``join`` puts it togethe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -53,16 +53,16 @@ def split(space: Space[Any], value: Any) -> list[NDArray[Any]]:
 
 def join(space: Space[Any], arrays: Sequence[NDArray[Any]]) -> Any:
     """The tree of ``space``'s structure over leaf arrays in the order of ``leaves``."""
-    remaining = iter(arrays)
+    return _join(space, iter(arrays))
 
-    def build(part: Space[Any]) -> Any:
-        if isinstance(part, spaces.Dict):
-            return {key: build(inner) for key, inner in part.spaces.items()}
-        if isinstance(part, spaces.Tuple):
-            return tuple(build(inner) for inner in part.spaces)
-        return next(remaining)
 
-    return build(space)
+def _join(space: Space[Any], arrays: Iterator[NDArray[Any]]) -> Any:
+    # Not a closure: one that calls itself is a cycle, and would keep the arrays' buffer in use until it is collected.
+    if isinstance(space, spaces.Dict):
+        return {key: _join(part, arrays) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_join(part, arrays) for part in space.spaces)
+    return next(arrays)
 
 
 def map_tree(function: Callable[[Any], Any], tree: Any) -> Any:
