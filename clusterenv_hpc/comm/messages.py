@@ -117,8 +117,7 @@ class Layout:
     def view(self, buffer: Buffer, name: str) -> NDArray[Any]:
         """The array ``name`` inside ``buffer``, without a copy."""
         offset, dtype, shape = self.fields[name]
-        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        return buffer[offset : offset + size].view(dtype).reshape(shape)
+        return np.ndarray(shape, dtype, buffer, offset)
 
     def views(self, buffer: Buffer) -> dict[str, NDArray[Any]]:
         """All arrays inside ``buffer``, without copies."""
