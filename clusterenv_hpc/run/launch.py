@@ -57,8 +57,14 @@ def launch_ranks(argv: Sequence[str], workers: int, run_dir: str | None, *, grac
     return ended.code
 
 
-def launch_program(program: Sequence[str], ranks: int, *, grace_s: float = 8.0) -> Ended:
-    """Run any command line on ``ranks`` MPI ranks of this machine, and wait for them.  Raises LaunchError."""
+def launch_program(
+    program: Sequence[str], ranks: int, *, grace_s: float = 8.0, timeout_s: float | None = None
+) -> Ended:
+    """Run any command line on ``ranks`` MPI ranks of this machine, and wait for them.
+
+    ``grace_s``: see ``launch_ranks``.  ``timeout_s``: seconds after which the ranks are told to end, as by SIGTERM.
+    Raises LaunchError.
+    """
     if ranks < 1:
         raise LaunchError(f"expected at least 1 rank, got {ranks}")
     mpi = find_mpi()
@@ -68,7 +74,10 @@ def launch_program(program: Sequence[str], ranks: int, *, grace_s: float = 8.0) 
         environ |= {"CLUSTERENV_HPC_TTY": "1", "CLUSTERENV_HPC_COLUMNS": str(os.get_terminal_size(2).columns)}
     try:
         return supervise(
-            lambda guard: launch_command(mpi, launcher, [*guard, *program], ranks, os.environ), environ, grace_s=grace_s
+            lambda guard: launch_command(mpi, launcher, [*guard, *program], ranks, os.environ),
+            environ,
+            grace_s=grace_s,
+            timeout_s=timeout_s,
         )
     except OSError as error:
         raise LaunchError(f"cannot start {launcher}: {error.strerror or error}") from error
@@ -92,6 +101,8 @@ def _cause(ended: Ended) -> str:
             return f"the ranks did not stop in time after {name} and were killed"
         if failed is not None and failed.signal == ended.stopped_by:
             return f"stopped by {name}, before there was anything to save"
+    if failed is None and ended.killed:
+        return "the learner has ended, but its workers did not and were killed"
     if failed is None:
         return "" if ended.code == 0 or _explained(ended.spoken) else _launcher_failed(ended)
     rest = (

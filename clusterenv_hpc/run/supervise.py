@@ -7,6 +7,7 @@ to the learner: it finishes its update, saves, and ends everybody.  What is not 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import selectors
 import signal
@@ -142,14 +143,20 @@ def _catching(into: list[int]) -> Iterator[None]:
 
 
 def supervise(
-    command: Callable[[Sequence[str]], Sequence[str]], environ: Mapping[str, str], *, grace_s: float
+    command: Callable[[Sequence[str]], Sequence[str]],
+    environ: Mapping[str, str],
+    *,
+    grace_s: float,
+    timeout_s: float | None = None,
 ) -> Ended:
     """Run an MPI launcher until all of its ranks are gone.
 
     Args:
         command: gives the launcher's command line; its argument is to be put before the ranks' program.
         environ: the launcher's environment; a mark is added.
-        grace_s: seconds between a request to stop, or a rank's failure, and the end of patience with the others.
+        grace_s: seconds between a request to stop, or a rank's failure, or the learner's end, and the end of patience
+            with the others.
+        timeout_s: seconds after which the ranks are asked to stop, as by SIGTERM.
 
     Output is passed on as it comes.  SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 go to rank 0; a second SIGINT
     kills.  Nobody reading our output any more counts as SIGTERM.  Call from the main thread.
@@ -169,7 +176,7 @@ def supervise(
             start_new_session=True, preexec_fn=lambda: guard.follow(this),
         )  # fmt: skip
         try:
-            return _Watch(process, mark, Path(folder), grace_s, signals).run()
+            return _Watch(process, mark, Path(folder), grace_s, timeout_s, signals).run()
         finally:
             kill_marked(mark)
             with contextlib.suppress(ProcessLookupError):
@@ -181,10 +188,17 @@ class _Watch:
     """The state of one launch while it is watched."""
 
     def __init__(
-        self, process: subprocess.Popen[bytes], mark: str, folder: Path, grace_s: float, signals: list[int]
+        self,
+        process: subprocess.Popen[bytes],
+        mark: str,
+        folder: Path,
+        grace_s: float,
+        timeout_s: float | None,
+        signals: list[int],
     ) -> None:
         assert process.stdout is not None and process.stderr is not None
         self.process, self.mark, self.folder, self.grace_s, self.signals = process, mark, folder, grace_s, signals
+        self.time_is_up = math.inf if timeout_s is None else time.monotonic() + timeout_s
         self.out, self.err = _Stream(process.stdout.fileno(), 1), _Stream(process.stderr.fileno(), 2)
         self.reading = [self.out, self.err]
         self.to_forward: list[int] = []
@@ -217,7 +231,8 @@ class _Watch:
 
     def _heed_signals(self, now: float) -> None:
         arrived, self.signals[:] = list(self.signals), []
-        if any(stream.broken for stream in (self.out, self.err)) and self.stopped_by is None:
+        unread = any(stream.broken for stream in (self.out, self.err))
+        if self.stopped_by is None and (unread or now > self.time_is_up):
             arrived.append(signal.SIGTERM)
         for number in arrived:
             self.to_forward.append(number)
@@ -238,8 +253,8 @@ class _Watch:
             self.to_forward = []
 
     def _heed_failures(self, now: float) -> None:
-        """A rank that is gone will be waited for by others; not every launcher ends them."""
-        if self.patience_ends is None and any(end.exit_code != 0 for end in self._rank_ends()):
+        """A rank that is gone may be waited for by others; not every launcher ends them."""
+        if self.patience_ends is None and any(end.exit_code != 0 or end.rank == 0 for end in self._rank_ends()):
             self.patience_ends = now + self.grace_s
 
     def _rank_ends(self) -> tuple[RankEnd, ...]:
@@ -288,13 +303,11 @@ class _Watch:
 
     def _code(self) -> int:
         """The learner's word where it had one; else that of the rank that failed, the signal, or the launcher."""
-        bad = [end for end in self.ends if end.exit_code != 0]
-        learner = next((end for end in bad if end.rank == 0), None)
-        if learner is not None and (learner is bad[0] or self.stopped_by is not None):
-            return learner.exit_code
-        if bad:
-            return bad[0].exit_code
+        learner = next((end for end in self.ends if end.rank == 0), None)
+        failed = next((end for end in self.ends if end.exit_code != 0), None)
+        if failed is not None:
+            return learner.exit_code if learner and learner.exit_code and self.stopped_by else failed.exit_code
         if self.killed:
-            return 128 + (self.stopped_by or signal.SIGTERM)
+            return 128 + (self.stopped_by or signal.SIGTERM) if learner is None else learner.exit_code
         code = self.process.returncode
         return 128 - code if code < 0 else code
