@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
+from clusterenv_hpc.jobs.environment import launched_ranks, scrubbed_environment
 from clusterenv_hpc.run.guard import RANK_VARIABLES
 
 PROBE_S = 60.0
@@ -40,7 +41,6 @@ LAUNCHERS = {
     HYDRA: ("mpiexec.hydra", "mpiexec.mpich", "mpiexec", "mpirun"),
     OPENMPI: ("mpirun.openmpi", "mpirun", "mpiexec.openmpi", "mpiexec"),
 }
-SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -76,7 +76,7 @@ def find_mpi(environ: Mapping[str, str] | None = None) -> Mpi:
         done = subprocess.run(
             [sys.executable, "-c", PROBE],
             stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PROBE_S,
-            env=without_world(os.environ if environ is None else environ),
+            env=scrubbed_environment(environ),
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         raise LaunchError(f"mpi4py did not load its MPI within {PROBE_S:.0f} s; is the file system up?") from None
@@ -196,14 +196,13 @@ def in_mpi_world(environ: Mapping[str, str] | None = None) -> bool:
     """Whether an MPI launcher or srun started this process as one rank of several; MPI is not touched.
 
     A Slurm step of one task is no such world: the shell of ``srun --pty bash`` is one, and there a plain start
-    shall start its own ranks.
+    shall start its own ranks.  Raises SlurmEnvironmentError where a launcher's number is none.
     """
     environ = os.environ if environ is None else environ
-    size = _first_number(environ, SIZE_VARIABLES)
-    tasks = _first_number(environ, ("SLURM_STEP_NUM_TASKS",)) if "SLURM_PROCID" in environ else None
-    if tasks is not None:
-        return max(tasks, size or 1) > 1
-    return size is not None or any(environ.get(name, "").isdigit() for name in RANK_VARIABLES)
+    ranks = launched_ranks(environ)
+    if ranks is None:
+        return environ.get("PMIX_RANK", "").isdigit()
+    return ranks > 1 or "SLURM_STEP_ID" not in environ
 
 
 def rank_environment(environ: Mapping[str, str] | None = None, ranks: int | None = None) -> dict[str, str]:
@@ -244,12 +243,6 @@ def job_facts(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: text for name, text in environ.items() if name.startswith("SLURM_") and not LAYOUT.match(name)}
 
 
-def without_world(environ: Mapping[str, str]) -> dict[str, str]:
-    """``environ`` without traces of an MPI world or Slurm allocation around it: a launcher would get lost in them."""
-    own = re.compile(r"(PMI_|PMIX_(?!MCA_)|OMPI_COMM_|OMPI_UNIVERSE|PRTE_LAUNCHED|HYDI_|SLURM_(?!CONF$))")
-    return {name: text for name, text in environ.items() if not own.match(name)}
-
-
 def launch_command(
     mpi: Mpi, launcher: str, program: Sequence[str], ranks: int, environ: Mapping[str, str]
 ) -> list[str]:
@@ -271,7 +264,7 @@ def launch_command(
 
 def launcher_environment(mpi: Mpi, ranks: int, environ: Mapping[str, str]) -> dict[str, str]:
     """The environment to run ``launch_command`` in."""
-    own = without_world(environ)
+    own = scrubbed_environment(environ)
     if mpi.family == OPENMPI and os.geteuid() == 0:
         own |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     return own | rank_environment(own, ranks)

@@ -400,7 +400,7 @@ def test_a_plain_partial_line_passes_at_once() -> None:
     assert Banners().feed(b"\r 3% |####     |") == b"\r 3% |####     |"
 
 
-SLURM_STEP = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "4"}
+SLURM_STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "4"}
 
 
 @pytest.mark.parametrize(
@@ -415,7 +415,7 @@ SLURM_STEP = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": 
         (SLURM_STEP | {"SLURM_STEP_NUM_TASKS": "1", "PMI_RANK": "2", "PMI_SIZE": "3"}, True),  # mpiexec within it
         ({"PMI_RANK": "0", "PMI_SIZE": "1"}, True),
         ({"PMI_RANK": "1", "PMI_SIZE": "3"}, True),
-        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}, True),
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}, True),
         ({"PMIX_RANK": "0"}, True),
         ({"PMI_RANK": ""}, False),
     ],
