@@ -16,20 +16,20 @@ import clusterenv_hpc
 PACKAGE = Path(clusterenv_hpc.__file__).parent
 
 LAYERS = (
-    {"comm", "envs", "policies", "sync", "rollout", "stats"},
+    {"comm", "envs", "policies", "sync", "rollout", "stats", "settings"},
     {"collect", "handshake", "peer", "crew", "worker", "detach", "cluster_env"},
-    {"learners", "gradients"},
+    {"algorithms", "learners", "gradients"},
     {"run", "bench"},
     {"cli"},
 )
-"""From the bottom: a room imports from its own layer and from those before it.  ``jobs`` stands beside."""
+"""From the bottom: a room imports from its own and from those before it.  ``jobs`` stands beside."""
 
 UNSAFE = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}
 
 
 @dataclass(frozen=True)
 class Import:
-    """``module`` (dotted, below the package) imports ``target`` (absolute); ``lazy``: only when a function is called."""
+    """``module`` (dotted, below the package) imports ``target`` (absolute); ``lazy``: once a function is called."""
 
     module: str
     target: str
