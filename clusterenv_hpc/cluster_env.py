@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,10 +22,9 @@ from .comm.world import Ending, in_mpi_world, open_mpi_channel
 from .crew import Crew
 from .detach import Detached
 from .envs.build import EnvSource
-from .envs.infos import count_actions, merge_infos, slice_actions
-from .envs.spaces import decode_space, join, leaves, split
+from .envs.infos import array_leaves, check_actions, merge_infos, slice_actions
+from .envs.spaces import decode_space, join, leaves
 from .handshake import software_versions
-from .peer import Peer
 from .policies import num_weights
 from .policies import weights_layout as policy_layout
 from .rollout import Rollout
@@ -35,7 +34,7 @@ from .worker import Worker, WorkerSettings, run_worker
 
 
 class ClusterEnv(VectorEnv[Any, Any, Any]):
-    """A vector environment whose parts run on the worker ranks of an MPI job, or in this process where there is one rank.
+    """A vector environment whose parts run on the worker ranks of an MPI job, or in this process if there is one rank.
 
     Every rank runs the same script.  On rank 0 (the learner) the constructor returns; on the others it serves, and
     leaves the process by ``SystemExit`` when the learner is done.  Row i is env i, always.
@@ -44,7 +43,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         env: a Gymnasium id or a callable that makes one environment from ``env_kwargs`` (with ``backend="vector"``: a
             vector environment from ``num_envs`` and ``env_kwargs``).
         num_envs: in all; dealt out over the workers in contiguous blocks.
-        policy: a module that follows ``clusterenv_hpc.policies.protocol``; makes ``rollout`` and ``rollouts`` available.
+        policy: a module that follows ``clusterenv_hpc.policies.protocol``; for ``rollout`` and ``rollouts``.
         sync: when a worker asks for weights; default ``Always()``, which is safe for any on-policy code.
         env_kwargs: for the environment.
         comm: an mpi4py communicator; default ``COMM_WORLD`` under an MPI launcher, else none.
@@ -194,7 +193,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
     # -- plain Gymnasium ---------------------------------------------------------------------------------------------
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """As ``SyncVectorEnv.reset``: ``seed`` may be a list; ``options["reset_mask"]`` resets only those environments."""
+        """As ``SyncVectorEnv.reset``: ``seed`` may be a list; ``options["reset_mask"]`` resets only those."""
         self._demand_open("reset")
         seeds = self._seeds(seed)
         mask = None
@@ -220,7 +219,8 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             return [int(seed) + i for i in range(self.num_envs)]
         if len(seed) != self.num_envs:
             raise ValueError(
-                f"If seeds are passed as a list the length must match num_envs={self.num_envs} but got length={len(seed)}."
+                f"If seeds are passed as a list the length must match num_envs={self.num_envs} "
+                f"but got length={len(seed)}."
             )
         return [None if one is None else int(one) for one in seed]
 
@@ -231,16 +231,19 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         return self._gather("stepping the environments")
 
     def _send_actions(self, actions: Any) -> None:
-        if (given := count_actions(self.single_action_space, actions)) != self.num_envs:
-            raise ValueError(f"step needs actions for num_envs={self.num_envs} environments, got {given}")
+        check_actions(self.single_action_space, actions, self.num_envs)
         self._sequence += 1
         arrays = self._typed_actions(actions)
+        if arrays is None:  # another dtype or type than the space's: sent as it is, so that env.step gets just that
+            rows = [peer.rows for peer in self._crew.active]
+            parts = [slice_actions(self.single_action_space, actions, part.start, part.stop) for part in rows]
+            bodies = [encode([self._sequence, part], "actions") for part in parts]  # all, before any is sent
+            for peer, body in zip(self._crew.active, bodies, strict=True):
+                peer.step_port.start()
+                self._crew.command(peer, Command.ACTIONS, body)
+            return
         for peer in self._crew.active:
             peer.step_port.start()
-            if arrays is None:  # another dtype or type than the space's: sent as it is, so that env.step gets just that
-                part = slice_actions(self.single_action_space, actions, peer.rows.start, peer.rows.stop)
-                self._crew.command(peer, Command.ACTIONS, encode([self._sequence, part], "actions"))
-                continue
             peer.sequence[0] = self._sequence
             for target, array in zip(peer.actions, arrays, strict=True):
                 np.copyto(target, array[peer.rows])
@@ -249,11 +252,11 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
 
     def _typed_actions(self, actions: Any) -> list[NDArray[Any]] | None:
         """The leaf arrays of ``actions`` if each has just the dtype and shape that the space says."""
-        arrays = split(self.single_action_space, actions) if not isinstance(actions, list) else []
-        for array, leaf in zip(arrays, self._action_leaves, strict=False):
+        arrays = array_leaves(self.single_action_space, actions)
+        for array, leaf in zip(arrays or (), self._action_leaves, strict=False):
             if array.dtype != leaf.dtype or array.shape != (self.num_envs, *leaf.shape):
                 return None
-        return arrays or None
+        return arrays
 
     def _gather(self, what: str) -> tuple[Any, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]:
         """The results of all workers for the current sequence number, in the order of rows."""
@@ -279,10 +282,16 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             self.stats.received["step"].add(peer.step_bytes)
             if peer.step["header"]["has_infos"][0]:
                 parts.append(((peer.rows.start, peer.rows.stop), decode(peer.infos.pop(0))))
-        return join(self.single_observation_space, observation), rewards, terminated, truncated, merge_infos(self, parts)
+        return (
+            join(self.single_observation_space, observation),
+            rewards,
+            terminated,
+            truncated,
+            merge_infos(self, parts),
+        )
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Call (or get) ``name`` of every environment; results in the order of rows.  Arguments and results travel as data."""
+        """Call (or get) ``name`` of every environment; results in the order of rows.  All of it travels as data."""
         self._demand_open("call")
         body = encode([name, args, kwargs], f"the arguments of {name}")
         peers = self._crew.active
@@ -294,7 +303,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         return self.call(name)
 
     def set_attr(self, name: str, values: Any) -> None:
-        """Set the attribute ``name``: a list or tuple holds one value for each environment, anything else is for all."""
+        """Set the attribute ``name``: a list or tuple holds one value for each environment, else it is for all."""
         self._demand_open("set_attr")
         if not isinstance(values, (list, tuple)):
             values = [values] * self.num_envs
@@ -332,7 +341,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         """
         return self._begin("rollout", num_steps).rollout(int(num_steps))
 
-    def rollouts(self, num_steps: int) -> Iterator[Rollout]:
+    def rollouts(self, num_steps: int) -> Generator[Rollout, None, None]:
         """Rollouts of single workers ``[T, n, ...]`` in the order they arrive, without end; workers never wait.
 
         Leaving the loop, or any call but ``publish``, stops the workers; what was under way is dropped and counted.
@@ -377,10 +386,6 @@ def _open_channel(
 ) -> Channel:
     """MPI where there are several ranks; else a channel within this process, with its workers."""
     if comm is not None or in_mpi_world():
-        try:
-            from .jobs.environment import world_problem
-        except ModuleNotFoundError:
-            world_problem = lambda *_: None  # noqa: E731
         channel = open_mpi_channel(comm)
         problem = world_problem(channel.size, os.environ) if comm is None else None
         if problem is not None:
@@ -401,7 +406,12 @@ def _open_channel(
 
 
 def _serve(
-    channel: Channel, settings: WorkerSettings, policy: torch.nn.Module | None, rule: SyncRule | None, backoff: Backoff, timeout: float
+    channel: Channel,
+    settings: WorkerSettings,
+    policy: torch.nn.Module | None,
+    rule: SyncRule | None,
+    backoff: Backoff,
+    timeout: float,
 ) -> None:
     """A worker rank's life.  Ends the process, unless the workers are to go on with the script."""
     torch.set_num_threads(1)

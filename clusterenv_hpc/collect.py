@@ -66,7 +66,11 @@ class Collector:
     """
 
     def __init__(
-        self, envs: VectorEnv[Any, Any, Any], policy: torch.nn.Module | None, distribution: Distribution | None, seed: int
+        self,
+        envs: VectorEnv[Any, Any, Any],
+        policy: torch.nn.Module | None,
+        distribution: Distribution | None,
+        seed: int,
     ) -> None:
         self.envs, self.policy, self.distribution = envs, policy, distribution
         self.mode = autoreset_mode_of(envs)
@@ -287,7 +291,7 @@ class Collector:
         arrays["header"]["probes"] = count
 
     def _check(self, slot: Slot) -> None:
-        """Everything must be a number.  A sum of squares says so in one pass; if it is none, the culprit is looked for."""
+        """Everything must be a number.  A sum of squares tells at once; if it is none, the culprit is looked for."""
         distribution = self.distribution
         assert distribution is not None
         for i, leaf in enumerate(self.leaves):
@@ -336,7 +340,9 @@ class Collector:
 
 def _reuses_output(policy: torch.nn.Module, space: Any) -> bool:
     """Whether the policy writes each output into the same memory as the one before."""
-    observation = map_tree(torch.from_numpy, join(space, [np.zeros((1, *leaf.shape), leaf.dtype) for leaf in leaves(space)]))
+    observation = map_tree(
+        torch.from_numpy, join(space, [np.zeros((1, *leaf.shape), leaf.dtype) for leaf in leaves(space)])
+    )
     with torch.inference_mode():
         first, second = policy(observation), policy(observation)
     return bool(first.data_ptr() == second.data_ptr())

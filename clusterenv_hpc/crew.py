@@ -55,9 +55,9 @@ class Crew:
         def complaint() -> str:
             silent = [str(rank) for rank in range(1, count + 1) if rank not in hellos]
             return (
-                f"rank 0 (learner, {channel.host}) heard nothing from rank {', '.join(silent)} within {self._timeout_s:g} s at the "
-                "start: do all ranks run the same script up to ClusterEnv, and can their environments be built in this time "
-                "(else raise timeout)?"
+                f"rank 0 (learner, {channel.host}) heard nothing from rank {', '.join(silent)} within "
+                f"{self._timeout_s:g} s at the start: do all ranks run the same script up to ClusterEnv, and can their "
+                "environments be built in this time (else raise timeout)?"
             )
 
         try:

@@ -1,8 +1,8 @@
-"""DETACH on the learner's side: policy versions, weights on request, probes, and rollouts in lockstep or as they arrive."""
+"""DETACH on the learner's side: policy versions, weights on request, probes, rollouts in lockstep or as they arrive."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
 import gymnasium
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from .comm.channel import Backoff
 from .comm.codec import encode
-from .comm.messages import Buffer, Command, Layout, Leaf, RolloutShape, Tag, probe_note, weights_layout
+from .comm.messages import Buffer, Command, Leaf, RolloutShape, Tag, probe_note, weights_layout
 from .crew import Crew
 from .envs.spaces import join, leaves
 from .peer import RING, Peer, copy_probe_states, references
@@ -86,7 +86,7 @@ class Detached:
                 self._crew.stats.sent["weights"].add(len(self._snapshot))
 
     def _send_probes(self) -> None:
-        """Tell each worker the new version and, for APS, the new policy's distributions at states of its own latest rollout."""
+        """Tell each worker the new version and, for APS, the new distributions at states of its own latest rollout."""
         probes = {peer.rank: peer.probe for peer in self._crew.active if peer.probe is not None}
         params: dict[int, NDArray[np.float32]] = {}
         if probes:
@@ -138,7 +138,9 @@ class Detached:
         versions = np.concatenate([_spread(views["versions"], peer.num_envs) for peer, views in parts], axis=1)
         ranks = np.concatenate([np.full(peer.num_envs, peer.rank) for peer, _ in parts])
         episodes = [_episodes(views, peer.rows.start) for peer, views in parts]
-        merged = Episodes(*(np.concatenate([getattr(part, key) for part in episodes]) for key in ("returns", "lengths", "rows")))
+        merged = Episodes(
+            *(np.concatenate([getattr(part, key) for part in episodes]) for key in ("returns", "lengths", "rows"))
+        )
         return self._build(whole, versions, np.arange(total), ranks, merged)
 
     def _batch_views(self, num_steps: int, total: int) -> dict[str, NDArray[Any]]:
@@ -156,7 +158,7 @@ class Detached:
 
     # -- as they arrive ----------------------------------------------------------------------------------------------
 
-    def stream(self, num_steps: int) -> Iterator[Rollout]:
+    def stream(self, num_steps: int) -> Generator[Rollout, None, None]:
         """Rollouts of single workers; see ``ClusterEnv.rollouts``."""
         crew = self._crew
         self._expect(num_steps, RING)
@@ -234,7 +236,9 @@ class Detached:
         layout, stats = peer.layout, self._crew.stats
         views = layout.views(peer.take())
         header = views["header"][0]
-        stats.received["rollout"].add(layout.fields["episodes"][0] + int(header["episodes"]) * views["episodes"].itemsize)
+        stats.received["rollout"].add(
+            layout.fields["episodes"][0] + int(header["episodes"]) * views["episodes"].itemsize
+        )
         stats.env_steps[peer.rank] += int(np.count_nonzero(views["valid"]))
         for stage in ("env", "policy", "wait"):
             stats.seconds[peer.rank][stage] += float(header[f"seconds_{stage}"])

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import pairwise
 from typing import Any
 
 import gymnasium
@@ -94,11 +95,13 @@ def deal(num_envs: int, num_workers: int) -> list[tuple[int, int]]:
     """Rows ``[first, last)`` of each worker: contiguous, in rank order, the first ones holding one more if uneven."""
     share, extra = divmod(num_envs, num_workers)
     bounds = [worker * share + min(worker, extra) for worker in range(num_workers + 1)]
-    return list(zip(bounds[:-1], bounds[1:], strict=True))
+    return list(pairwise(bounds))
 
 
 def _differ(what: str, mine: Any, my_name: str, theirs: Any, their_name: str, advice: str) -> HandshakeError:
-    return HandshakeError(f"the ranks do not fit together: {what} is {mine} on {my_name} but {theirs} on {their_name}; {advice}")
+    return HandshakeError(
+        f"the ranks do not fit together: {what} is {mine} on {my_name} but {theirs} on {their_name}; {advice}"
+    )
 
 
 def compare(hellos: Sequence[Hello], own: dict[str, Any]) -> Hello:

@@ -133,7 +133,9 @@ class Peer:
             self.actions_port.free()
 
 
-def copy_probe_states(views: dict[str, NDArray[Any]], leaves: tuple[Leaf, ...], num_envs: int) -> tuple[int, list[NDArray[Any]]]:
+def copy_probe_states(
+    views: dict[str, NDArray[Any]], leaves: tuple[Leaf, ...], num_envs: int
+) -> tuple[int, list[NDArray[Any]]]:
     """``(sequence, states)``: the observations that a rollout's probe index names, as leaf arrays ``[K, ...]``."""
     header = views["header"][0]
     steps, rows = np.divmod(views["probe_index"][: int(header["probes"])], num_envs)

@@ -61,7 +61,12 @@ class APS(SyncRule):
     needs_divergence: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if isinstance(self.delta, bool) or not isinstance(self.delta, (int, float)) or not self.delta >= 0 or math.isinf(self.delta):
+        if (
+            isinstance(self.delta, bool)
+            or not isinstance(self.delta, (int, float))
+            or not self.delta >= 0
+            or math.isinf(self.delta)
+        ):
             raise ValueError(f"delta must be a finite number of nats, at least 0; got {self.delta!r}")
         if self.max_lag is not None:
             _whole_positive("max_lag", self.max_lag)

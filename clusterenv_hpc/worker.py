@@ -20,7 +20,17 @@ import torch
 from .collect import Collector, NotFiniteError, ProbeStates, Slot
 from .comm.channel import Backoff, Channel, Deadline, Handle, Port, SilenceError
 from .comm.codec import EncodeError, decode, encode
-from .comm.messages import Command, Report, RolloutShape, Tag, actions_layout, note, read_probe, step_layout, weights_layout
+from .comm.messages import (
+    Command,
+    Report,
+    RolloutShape,
+    Tag,
+    actions_layout,
+    note,
+    read_probe,
+    step_layout,
+    weights_layout,
+)
 from .envs.build import EnvError, EnvSource, SyncEnvs, build_vector_env, failing_row
 from .envs.spaces import encode_space, join, leaves
 from .handshake import Hello, deal, plain_metadata, software_versions, this_process
@@ -56,7 +66,9 @@ class Worker:
         rule: when to ask for weights.
     """
 
-    def __init__(self, channel: Channel, settings: WorkerSettings, policy: torch.nn.Module | None, rule: SyncRule | None):
+    def __init__(
+        self, channel: Channel, settings: WorkerSettings, policy: torch.nn.Module | None, rule: SyncRule | None
+    ):
         self.channel, self.settings, self.policy, self.rule = channel, settings, policy, rule
         first, last = deal(settings.num_envs, channel.size - 1)[channel.rank - 1]
         self.rows = (first, last)
@@ -293,7 +305,10 @@ class Worker:
         assert self._collector is not None
         envs = self._collector.envs
         if not isinstance(envs, SyncEnvs):
-            raise EnvError(f"{what} needs environments of their own, but backend={self.settings.source.backend} has none: use backend='sync'")
+            raise EnvError(
+                f"{what} needs single environments, but backend={self.settings.source.backend} has none: "
+                "use backend='sync'"
+            )
         return [(self.rows[0] + i, env) for i, env in enumerate(envs.envs)]
 
     def _reply(self, body: bytes) -> None:
@@ -354,7 +369,9 @@ class Worker:
         began, deadline = time.perf_counter(), Deadline(self.settings.timeout_s)
         while (self._requested and not self._load_arrived()) or (slot.handle is not None and not slot.handle.done()):
             if deadline.passed:
-                raise SilenceError(f"the learner did not answer for {deadline.seconds:g} s (a weight request, or taking a rollout)")
+                raise SilenceError(
+                    f"the learner did not answer for {deadline.seconds:g} s (a weight request, or taking a rollout)"
+                )
             yield False
         self._waited_s += time.perf_counter() - began
         self._collect(slot, num_steps, self._look_up)
@@ -470,8 +487,8 @@ def run_worker(worker: Worker, channel: Channel, backoff: Backoff, timeout_s: fl
             continue
         if deadline.passed:
             print(
-                f"clusterenv-hpc: rank {channel.rank} (worker, {channel.host}) heard nothing from the learner (rank 0) for "
-                f"{timeout_s:g} s and ends the job; raise learner_timeout if the learner needs longer between rollouts",
+                f"clusterenv-hpc: rank {channel.rank} (worker, {channel.host}) heard nothing from the learner (rank 0) "
+                f"for {timeout_s:g} s and ends the job; raise learner_timeout if it needs longer between rollouts",
                 file=sys.stderr,
                 flush=True,
             )

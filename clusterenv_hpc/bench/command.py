@@ -18,7 +18,7 @@ usage: clusterenv-hpc bench rollout|transport|learner [key=value ...]
   rollout    total steps/s of workers and a receiving learner, against as many processes that step and infer with
              nobody listening; interleaved in one run.  ratio_to_limit is the median of the pairs' ratios.
   transport  round trips and flood bandwidth of the real channel, against mpi4py's Send and Recv of the same bytes
-  learner    microseconds for each rollout message at rank 0 from workers that flood it, and how many workers that serves
+  learner    microseconds for each rollout message at rank 0 from workers that flood it; how many workers that serves
 
 keys (and defaults):
   env=cartpole,lunarlander   which of conf/env, comma-separated (rollout, learner)
@@ -28,9 +28,18 @@ keys (and defaults):
   seconds=2                  length of each measurement
   repeats=5                  measurements of each kind
   json=                      also write the result to this file
+  check=false                true: exit code 1 if a bound is missed (ratio_to_limit >= 0.95; latency_ratio <= 1.5,
+                             bandwidth_ratio >= 0.8)
 """
 
 KINDS = ("rollout", "transport", "learner")
+
+BOUNDS: dict[str, dict[str, tuple[float | None, float | None]]] = {
+    "rollout": {"ratio_to_limit": (0.95, None)},
+    "transport": {"latency_ratio": (None, 1.5), "bandwidth_ratio": (0.8, None)},
+    "learner": {},
+}
+"""Least and most that ``check=true`` accepts; ratios only, because absolute speed is the machine's."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +53,13 @@ class Options:
     seconds: float = 2.0
     repeats: int = 5
     json: str = ""
+    check: bool = False
 
 
 class BenchError(ValueError):
-    """A benchmark that cannot be run as asked; exit code 2."""
+    """A benchmark that cannot be run as asked."""
+
+    exit_code = 2
 
 
 def parse(words: list[str]) -> Options:
@@ -62,7 +74,12 @@ def parse(words: list[str]) -> Options:
         key, equals, text = word.partition("=")
         if not equals or key not in known:
             raise BenchError(f"bench: {word!r} is not understood; keys are {', '.join(f'{name}=' for name in known)}")
-        kind = type(known[key].default)
+        kind: type = type(known[key].default)
+        if kind is bool:
+            if text not in ("true", "false"):
+                raise BenchError(f"bench: {key}={text}: expected true or false")
+            values[key] = text == "true"
+            continue
         try:
             values[key] = kind(text)
         except ValueError:
@@ -104,7 +121,21 @@ def main(argv: list[str]) -> int:
     print(text)
     if options.json:
         Path(options.json).write_text(text + "\n")
-    return 0
+    missed = missed_bounds(kind, result) if options.check else []
+    for line in missed:
+        print(f"clusterenv-hpc: bench {kind}: {line}", file=sys.stderr)
+    return 1 if missed else 0
+
+
+def missed_bounds(kind: str, result: dict[str, Any]) -> list[str]:
+    """Which bounds ``result`` misses, in words."""
+    missed = []
+    for key, (least, most) in BOUNDS[kind].items():
+        if least is not None and result[key] < least:
+            missed.append(f"{key} is {result[key]:.3f}, expected at least {least}")
+        if most is not None and result[key] > most:
+            missed.append(f"{key} is {result[key]:.3f}, expected at most {most}")
+    return missed
 
 
 def _check_envs(names: str) -> None:

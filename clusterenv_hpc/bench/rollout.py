@@ -1,8 +1,8 @@
 """Steps per second of W workers and a receiving learner, against W processes that step and infer with nobody listening.
 
 The limit is the least that any design must do: the same environments, policy, sampling and noise, in a bare loop that
-keeps nothing.  Both are measured in turn in one run on the same cores, each pair in the other order than the one before,
-and every vector step counts alike on both sides (those that only reset included).
+keeps nothing.  Both are measured in turn in one run on the same cores, each pair in the other order than the one
+before, and every vector step counts alike on both sides (those that only reset included).
 """
 
 from __future__ import annotations
@@ -74,9 +74,16 @@ class Case:
         """Steps per second that arrive at the learner; on worker ranks this serves."""
         workers = comm.Get_size() - 1
         envs = ClusterEnv(
-            self.source.env, self.num_envs * workers, policy=self.policy(), sync=APS(0.1), env_kwargs=self.source.kwargs,
-            backend=self.source.backend, comm=comm, seed=seed, exit_workers=False,
-        )  # fmt: skip
+            self.source.env,
+            self.num_envs * workers,
+            policy=self.policy(),
+            sync=APS(0.1),
+            env_kwargs=self.source.kwargs,
+            backend=self.source.backend,
+            comm=comm,
+            seed=seed,
+            exit_workers=False,
+        )
         if not envs.is_learner:
             return {}
         rollouts = envs.rollouts(self.options.num_steps)
@@ -110,13 +117,19 @@ def measure(comm: Any, case: Case) -> dict[str, Any]:
         if rank == 0:
             pairs.append({"limit_steps_per_s": limit, **ours, "ratio_to_limit": ours["steps_per_s"] / limit})
             say(
-                f"{case.name}: {ours['steps_per_s']:,.0f} steps/s of {limit:,.0f}, ratio {pairs[-1]['ratio_to_limit']:.3f}, "
-                f"learner {ours['learner_us']:.0f} us a message"
+                f"{case.name}: {ours['steps_per_s']:,.0f} steps/s of {limit:,.0f}, "
+                f"ratio {pairs[-1]['ratio_to_limit']:.3f}, learner {ours['learner_us']:.0f} us a message"
             )
     if rank:
         return {}
     medians = {key: statistics.median(pair[key] for pair in pairs) for key in pairs[0]}
-    return {**medians, "workers": comm.Get_size() - 1, "envs_per_worker": case.num_envs, "backend": case.source.backend, "pairs": pairs}
+    return {
+        **medians,
+        "workers": comm.Get_size() - 1,
+        "envs_per_worker": case.num_envs,
+        "backend": case.source.backend,
+        "pairs": pairs,
+    }
 
 
 def run(comm: Any, options: Options) -> dict[str, Any]:

@@ -16,7 +16,6 @@ import numpy as np
 from .channel import ANY_PEER, Channel, ClusterError, Deadline, Handle, Port
 from .messages import Buffer
 
-
 _NOTHING: Buffer = np.zeros(0, dtype=np.uint8)
 
 

@@ -128,7 +128,9 @@ def _dtype(code: str) -> np.dtype[Any]:
     return np.dtype(code)
 
 
-def _leaf_fields(prefix: str, leaves: Sequence[Leaf], lead: tuple[int, ...]) -> list[tuple[str, np.dtype[Any], tuple[int, ...]]]:
+def _leaf_fields(
+    prefix: str, leaves: Sequence[Leaf], lead: tuple[int, ...]
+) -> list[tuple[str, np.dtype[Any], tuple[int, ...]]]:
     return [(f"{prefix}{i}", leaf.dtype, (*lead, *leaf.shape)) for i, leaf in enumerate(leaves)]
 
 

@@ -53,7 +53,11 @@ class Ending:
         if issubclass(kind, ClusterError):
             print(f"clusterenv-hpc: {error}", file=sys.stderr, flush=True)
         elif issubclass(kind, KeyboardInterrupt):
-            print(f"clusterenv-hpc: interrupted (rank {self._channel.rank}, {self._channel.host})", file=sys.stderr, flush=True)
+            print(
+                f"clusterenv-hpc: interrupted (rank {self._channel.rank}, {self._channel.host})",
+                file=sys.stderr,
+                flush=True,
+            )
         else:
             text = "".join(traceback.format_exception(kind, error, trace))
             print(

@@ -7,13 +7,13 @@ Backends: ``sync`` steps environments one after another and is bit-equal to Gymn
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 AutoresetModeLike = AutoresetMode | str
@@ -72,7 +72,9 @@ class SyncEnvs(SyncVectorEnv):
     def _add_info(self, vector_infos: dict[str, Any], env_info: dict[str, Any], env_num: int) -> dict[str, Any]:
         if self.record_infos:
             if env_info:
-                self.recorded.append((env_num, env_info))
+                # Here the reset comes before anything is sent: it must not reach into the info of the step before it.
+                same_step = self.autoreset_mode is AutoresetMode.SAME_STEP
+                self.recorded.append((env_num, _settled(env_info) if same_step else env_info))
         elif "final_obs" in env_info:
             vector_infos.setdefault("final_obs", {})[env_num] = env_info["final_obs"]
         return vector_infos
@@ -83,11 +85,23 @@ class SyncEnvs(SyncVectorEnv):
         return recorded
 
 
+def _settled(info: dict[str, Any]) -> dict[str, Any]:
+    """What ``SyncVectorEnv`` takes out of an info at once; the rest it refers to, and so do we."""
+    return {
+        key: _settled(value) if isinstance(value, dict) and key != "final_obs"
+        else value.copy() if isinstance(value, np.ndarray) and key != "final_obs"
+        else value
+        for key, value in info.items()
+    }  # fmt: skip
+
+
 def _make_one(source: EnvSource, row: int) -> gym.Env[Any, Any]:
     try:
         env = gym.make(source.env, **source.kwargs) if isinstance(source.env, str) else source.env(**source.kwargs)
     except Exception as error:
-        raise EnvError(f"environment {row} ({source.env_id}) could not be built: {type(error).__name__}: {error}", row) from error
+        raise EnvError(
+            f"environment {row} ({source.env_id}) could not be built: {type(error).__name__}: {error}", row
+        ) from error
     if not isinstance(env, gym.Env):
         raise EnvError(f"environment {row}: {source.env_id} made a {type(env).__name__}, expected a gymnasium.Env", row)
     return env
@@ -143,22 +157,3 @@ def failing_row(envs: VectorEnv[Any, Any, Any], traceback: TracebackType | None)
             return int(frame.f_locals["i"])
         traceback = traceback.tb_next
     return None
-
-
-def import_of(env_id: str) -> str | None:
-    """The module that ``"module:Id-v0"`` asks to import, or None."""
-    return env_id.split(":", 1)[0] if ":" in env_id else None
-
-
-def is_registered(env_id: str) -> bool:
-    """Whether Gymnasium knows ``env_id``, importing its module first where it names one."""
-    try:
-        gym.spec(env_id)
-    except Exception:
-        return False
-    return True
-
-
-def python_version() -> str:
-    """The interpreter's version, which the handshake compares."""
-    return ".".join(map(str, sys.version_info[:3]))

@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 from gymnasium.vector import VectorEnv
+from numpy.typing import NDArray
 
 
 def merge_infos(envs: VectorEnv[Any, Any, Any], parts: list[tuple[tuple[int, int], list[Any]]]) -> dict[str, Any]:
     """One info dict from what the workers sent.
 
     Args:
-        envs: the whole; its own ``_add_info`` adds single infos, in the order of rows, exactly as ``SyncVectorEnv`` does.
+        envs: the whole; its own ``_add_info`` adds single infos, in the order of rows, as ``SyncVectorEnv`` does.
         parts: ``((first row, end row), ["single", [[row, info], ...]] or ["vector", infos])`` in the order of rows.
     """
     merged: dict[str, Any] = {}
@@ -33,9 +34,8 @@ def _place(merged: dict[str, Any], infos: dict[str, Any], first: int, end: int, 
             _place(merged.setdefault(key, {}), value, first, end, total)
         elif isinstance(value, np.ndarray) and value.shape[:1] == (end - first,):
             if key not in merged:
-                fill = np.full if value.dtype.hasobject else np.zeros
-                arguments = (None,) if value.dtype.hasobject else ()
-                merged[key] = fill((total, *value.shape[1:]), *arguments, dtype=value.dtype)
+                empty = None if value.dtype.hasobject else np.zeros((), value.dtype)
+                merged[key] = np.full((total, *value.shape[1:]), empty, dtype=value.dtype)
             merged[key][first:end] = value
         else:  # not one value for each environment: kept beside the rows it came from
             if key not in merged:
@@ -55,10 +55,33 @@ def slice_actions(space: Space[Any], actions: Any, first: int, end: int) -> Any:
     return actions[first:end]
 
 
-def count_actions(space: Space[Any], actions: Any) -> int:
-    """For how many environments ``actions`` are."""
-    if isinstance(space, spaces.Dict):
-        return count_actions(*next((part, actions[key]) for key, part in space.spaces.items()))
-    if isinstance(space, spaces.Tuple):
-        return count_actions(space.spaces[0], actions[0])
-    return len(actions)
+def check_actions(space: Space[Any], actions: Any, num_envs: int, path: str = "actions") -> None:
+    """Raises ``ValueError`` unless every part of ``actions`` has one entry for each of ``num_envs`` environments."""
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        named = isinstance(space, spaces.Dict)
+        parts: Any = space.spaces.items() if named else enumerate(space.spaces)
+        for key, part in parts:
+            try:
+                item = actions[key]
+            except (KeyError, IndexError, TypeError):
+                raise ValueError(f"{path} have no part {key!r}, which the action space {space} has") from None
+            check_actions(part, item, num_envs, f"{path}[{key!r}]")
+        return
+    try:
+        given = len(actions)
+    except TypeError:
+        given = 0
+    if given != num_envs:
+        raise ValueError(
+            f"{path} must be for num_envs={num_envs} environments, one after the other; got "
+            f"{given or f'{type(actions).__name__} {actions!r}'}"
+        )
+
+
+def array_leaves(space: Space[Any], actions: Any) -> list[NDArray[Any]] | None:
+    """The leaves of ``actions``, if each is an array."""
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        parts: Any = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+        found = [array_leaves(part, actions[key]) for key, part in parts]
+        return None if None in found else [array for arrays in found for array in arrays or ()]
+    return [actions] if isinstance(actions, np.ndarray) else None

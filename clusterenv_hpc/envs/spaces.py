@@ -35,9 +35,10 @@ def leaves(space: Space[Any], path: str = "") -> tuple[Leaf, ...]:
     if isinstance(space, spaces.Tuple):
         return tuple(leaf for i, part in enumerate(space.spaces) for leaf in leaves(part, f"{path}[{i}]"))
     if isinstance(space, _LEAVES):
-        return (Leaf(path, np.dtype(space.dtype), tuple(space.shape)),)
+        return (Leaf(path, np.dtype(space.dtype), tuple(space.shape or ())),)
+    where = f" at {path}" if path else ""
     raise SpaceError(
-        f"{type(space).__name__} spaces have no fixed shape and cannot be sent as typed arrays{' at ' + path if path else ''}: "
+        f"{type(space).__name__} spaces have no fixed shape and cannot be sent as typed arrays{where}: "
         "expected Box, Discrete, MultiDiscrete, MultiBinary, or Dict and Tuple of these; wrap the environment"
     )
 
@@ -76,18 +77,18 @@ def map_tree(function: Callable[[Any], Any], tree: Any) -> Any:
 
 def _describe(space: Space[Any]) -> list[Any]:
     if isinstance(space, spaces.Box):
-        return ["box", space.low, space.high, list(space.shape), np.dtype(space.dtype).str]
+        bounded = [space.bounded_below, space.bounded_above]  # of whole numbers, the bounds themselves do not tell
+        return ["box", space.low, space.high, list(space.shape), np.dtype(space.dtype).str, *bounded]
     if isinstance(space, spaces.Discrete):
         return ["discrete", int(space.n), int(space.start), np.dtype(space.dtype).str]
     if isinstance(space, spaces.MultiDiscrete):
         return ["multidiscrete", space.nvec, space.start, np.dtype(space.dtype).str]
     if isinstance(space, spaces.MultiBinary):
-        return ["multibinary", list(space.shape)]
+        return ["multibinary", int(space.n) if isinstance(space.n, (int, np.integer)) else list(space.n)]
     if isinstance(space, spaces.Dict):
         return ["dict", [[key, _describe(part)] for key, part in space.spaces.items()]]
     if isinstance(space, spaces.Tuple):
         return ["tuple", [_describe(part) for part in space.spaces]]
-    leaves(space)
     raise SpaceError(f"unknown space {space!r}")
 
 
@@ -97,14 +98,17 @@ def encode_space(space: Space[Any]) -> bytes:
     Raises:
         SpaceError: for spaces that cannot be sent.
     """
+    leaves(space)
     return encode(_describe(space), "the space")
 
 
 def _restore(description: list[Any]) -> Space[Any]:
     kind, *rest = description
     if kind == "box":
-        low, high, shape, dtype = rest
-        return spaces.Box(low=low, high=high, shape=tuple(shape), dtype=np.dtype(dtype).type)
+        low, high, shape, dtype, below, above = rest
+        box = spaces.Box(low=low, high=high, shape=tuple(shape), dtype=np.dtype(dtype).type)
+        box.bounded_below, box.bounded_above = below, above
+        return box
     if kind == "discrete":
         n, start, dtype = rest
         return spaces.Discrete(n, start=start, dtype=np.dtype(dtype).type)
@@ -112,8 +116,7 @@ def _restore(description: list[Any]) -> Space[Any]:
         nvec, start, dtype = rest
         return spaces.MultiDiscrete(nvec, dtype=np.dtype(dtype).type, start=start)
     if kind == "multibinary":
-        (shape,) = rest
-        return spaces.MultiBinary(shape if len(shape) != 1 else shape[0])
+        return spaces.MultiBinary(rest[0])
     if kind == "dict":
         return spaces.Dict([(key, _restore(part)) for key, part in rest[0]])
     if kind == "tuple":
