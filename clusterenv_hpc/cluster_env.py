@@ -25,6 +25,7 @@ from .envs.build import EnvSource
 from .envs.infos import array_leaves, check_actions, merge_infos, slice_actions
 from .envs.spaces import decode_space, join, leaves
 from .handshake import software_versions
+from .jobs.environment import world_problem
 from .policies import num_weights
 from .policies import weights_layout as policy_layout
 from .rollout import Rollout
