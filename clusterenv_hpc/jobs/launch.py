@@ -1,0 +1,379 @@
+"""Runs from a notebook, through submitit: ``job = launch(["env=lunarlander"], nodes=2)`` returns at once.
+
+Every rank is a task of the job and runs the same few lines; nothing but a list of words is pickled.  A launched job
+is interrupted, requeued and resumed like a submitted one: it finds its run's directory again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, overload
+
+from clusterenv_hpc.jobs import record, slurm
+from clusterenv_hpc.jobs.choose import choose_launch
+from clusterenv_hpc.jobs.commands import output_of, read_rows, read_summary
+from clusterenv_hpc.jobs.config import SlurmConfig, SlurmConfigError, check, seconds
+from clusterenv_hpc.jobs.environment import scrubbed_environment
+from clusterenv_hpc.jobs.record import Target
+from clusterenv_hpc.jobs.render import hydra_override
+from clusterenv_hpc.jobs.signals import REQUEUE_OFF
+
+CLUSTERS = ("slurm", "local", "debug")
+
+UNANSWERED_S = 300.0
+"""How long Slurm may give no answer before waiting for a result ends."""
+
+LATE_S = 30.0
+"""How long after a job's end its summary may still come: a shared folder shows new files late."""
+
+LONG_MINUTES = 60 * 24 * 30
+"""submitit's time limit of a process on this machine, where none is asked for."""
+
+FOLDER = "submitit"
+"""Below the run's directory: what submitit keeps of a job, and what its tasks print."""
+
+OVER = ("completed", "solved")
+"""Exit reasons of a run that has come to its end."""
+
+
+class JobFailed(RuntimeError):
+    """A launched job is over and its run is not; the message says what is known, and where to look."""
+
+
+class TrainRank:
+    """What submitit runs in each task: ``clusterenv-hpc train`` with these words."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self.words = list(words)
+
+    def __call__(self) -> int:
+        """One rank's life.  Raises JobFailed where it ends with an exit code."""
+        from clusterenv_hpc.run.start import main
+
+        try:
+            code = main(self.words)
+        except SystemExit as error:  # how a worker leaves
+            code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        if code == REQUEUE_OFF and os.environ.get("SUBMITIT_EXECUTOR") == "local":
+            from submitit import JobEnvironment
+
+            JobEnvironment()._requeue(0)  # starts the task again
+        if code:
+            raise JobFailed(f"the rank ended with exit code {code}; its output says why")
+        return 0
+
+    def checkpoint(self) -> Any:
+        """For a signal that comes before the run handles signals itself: start again, and resume."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)
+
+
+class LaunchedJob:
+    """A job that was launched.  ``job_id`` is Slurm's (or submitit's own), ``directory`` the run's."""
+
+    def __init__(self, job: Any, directory: Path, cluster: str) -> None:
+        self.job, self.directory, self.cluster = job, directory, cluster
+
+    def __repr__(self) -> str:
+        return f"LaunchedJob({self.job_id}, {self.state}, {str(self.directory)!r})"
+
+    @property
+    def job_id(self) -> str:
+        """As Slurm's commands take it."""
+        return str(self.job.job_id)
+
+    @property
+    def state(self) -> str:
+        """One of Slurm's long words, such as PENDING, RUNNING or COMPLETED; UNKNOWN where nobody knows.
+
+        Raises:
+            SlurmError: Slurm does not answer.
+        """
+        if self.cluster == "slurm":
+            return slurm.look(self.job_id).state
+        done = {"FINISHED": "COMPLETED", "INTERRUPTED": "FAILED"}
+        if self.cluster == "debug":
+            return "COMPLETED" if self.summary() else "PENDING"
+        return done.get(self.job.state, self.job.state)
+
+    @property
+    def done(self) -> bool:
+        """Whether the job is over, well or not."""
+        return self.state not in slurm.ACTIVE
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """A row for each update so far: ``pandas.DataFrame(job.metrics())`` is a table.  Empty before the first."""
+        return read_rows(self.directory / "metrics.jsonl")
+
+    def summary(self) -> dict[str, Any] | None:
+        """summary.json as it stands; None before it is first written."""
+        return read_summary(self.directory)
+
+    def plot(self, directory: str | Path | None = None) -> list[Path]:
+        """Draws the run so far; returns the paths of the figures, in ``directory`` or the run's own.
+
+        Raises:
+            ConfigError: there is nothing to draw yet, or the directory cannot be written.
+        """
+        from clusterenv_hpc.run.figures import draw
+        from clusterenv_hpc.run.run_dir import RunDir
+
+        return draw([RunDir(self.directory)], Path(directory) if directory is not None else self.directory)
+
+    def logs(self) -> str:
+        """What the learner's rank has printed so far."""
+        path = self._output()
+        return path.read_text(errors="replace") if path is not None else ""
+
+    def cancel(self) -> None:
+        """Ends the job; its run saves what it has, and is not requeued.  Raises SlurmError."""
+        if self.cluster == "slurm":
+            slurm.cancel([self.job_id])
+        elif self.cluster == "local":
+            self.job.cancel()
+
+    def result(self, timeout_s: float | None = None, *, every_s: float = 2.0) -> dict[str, Any]:
+        """Waits until the run has come to its end, over requeues, and returns its summary.
+
+        Args:
+            timeout_s: how long to wait; None: as long as Slurm says that the job waits or runs.
+            every_s: seconds between two looks.
+
+        Raises:
+            TimeoutError: the job is not over after ``timeout_s``.
+            JobFailed: the job is over, but its run did not come to its end.
+            SlurmError: Slurm has not answered for five minutes.
+        """
+        deadline = time.monotonic() + timeout_s if timeout_s is not None else None
+        answered, over = time.monotonic(), None
+        if self.cluster == "debug":
+            self.job.results()
+        while True:
+            now = time.monotonic()
+            try:
+                state, answered = self.state, now
+            except slurm.SlurmError:
+                if now - answered > UNANSWERED_S:
+                    raise
+                state = "UNKNOWN"
+            summary = self.summary() or {}
+            if state not in slurm.ACTIVE:
+                if summary.get("exit_reason") in OVER:
+                    return summary
+                over = over or now
+                if (state != "UNKNOWN" and now - over > LATE_S) or now - over > UNANSWERED_S:
+                    raise JobFailed(self._failure(state, summary))
+                if state not in ("UNKNOWN", "COMPLETED"):
+                    over -= LATE_S  # nothing more will come
+            else:
+                over = None
+            if deadline is not None and now >= deadline:
+                raise TimeoutError(f"job {self.job_id} is {state} after {timeout_s:g} s; it goes on")
+            time.sleep(every_s)
+
+    def _failure(self, state: str, summary: Mapping[str, Any]) -> str:
+        told = f", its run says: {summary['exit_reason']}" if summary.get("exit_reason") else ", its run says nothing"
+        lines = [line for line in self._errors().strip().splitlines() if line.strip()]
+        last = f"; last line: {lines[-1].strip()}" if lines else ""
+        return f"job {self.job_id} is over ({state}){told}{last}; see {self._output() or self.directory}"
+
+    def _output(self) -> Path | None:
+        stdout = Path(self.job.task(0).paths.stdout)
+        return stdout if stdout.is_file() else output_of(Target(self.job_id, self.directory))
+
+    def _errors(self) -> str:
+        path = Path(self.job.task(0).paths.stderr)
+        return path.read_text(errors="replace") if path.is_file() else ""
+
+
+@overload
+def launch(overrides: Sequence[str], *, nodes: int | None = ..., cluster: str = ..., **keys: Any) -> LaunchedJob: ...
+@overload
+def launch(
+    overrides: Sequence[Sequence[str]], *, nodes: int | None = ..., cluster: str = ..., **keys: Any
+) -> list[LaunchedJob]: ...
+def launch(
+    overrides: Sequence[str] | Sequence[Sequence[str]],
+    *,
+    nodes: int | None = None,
+    cluster: str = "slurm",
+    **keys: Any,
+) -> LaunchedJob | list[LaunchedJob]:
+    """Starts a run, or with several lists of words a job array, and returns at once.
+
+    Args:
+        overrides: the words of ``clusterenv-hpc train``, such as ``["env=lunarlander", "seed=3"]``; or several such
+            lists, which share their slurm keys.
+        nodes: short for ``slurm.nodes``.
+        cluster: ``slurm``; ``local``: a process on this machine, with ranks of its own; ``debug``: within ``result()``.
+        keys: further slurm keys, as ``ntasks_per_node=2``.
+
+    Raises:
+        ConfigError, SlurmConfigError: a word, key or value that cannot be, as on the command line.
+        SlurmError: there is no Slurm here, or it refuses the job; the message is Slurm's own.
+    """
+    from clusterenv_hpc.run.config import compose
+
+    several = bool(overrides) and not isinstance(overrides[0], str)
+    lists = [list(words) for words in overrides] if several else [[str(word) for word in overrides]]
+    if cluster not in CLUSTERS:
+        raise SlurmConfigError(f"cluster={cluster}: allowed: {', '.join(CLUSTERS)}")
+    keys = {**({"nodes": nodes} if nodes is not None else {}), **keys}
+    told = [_override(name, value) for name, value in keys.items()]
+    configs = [compose([*words, *told]) for words in lists]
+    if any(config.slurm != configs[0].slurm for config in configs):
+        raise SlurmConfigError("launch: slurm keys cannot vary within one job array; launch twice instead")
+    config = check(configs[0].slurm)
+    directories = [_claim(one) for one in configs]
+    tasks = [
+        TrainRank([*_own(words), *told, hydra_override("run_dir", str(directory)), "resume=true"])
+        for words, directory in zip(lists, directories, strict=True)
+    ]
+    try:
+        executor = _executor(config, cluster, directories, configs[0].worker_count)
+        with _clean_environment(), executor.batch() if several else contextlib.nullcontext():
+            jobs = [executor.submit(task) for task in tasks]
+    except BaseException as error:
+        for directory in directories:
+            shutil.rmtree(directory / FOLDER, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                directory.rmdir()
+        if type(error).__module__.startswith("submitit."):  # sbatch's refusal among them
+            raise slurm.SlurmError(" ".join(str(error).split())) from None
+        raise
+    launched = [LaunchedJob(job, directory, cluster) for job, directory in zip(jobs, directories, strict=True)]
+    for one in launched:
+        if cluster == "slurm":
+            record.remember(one.directory, one.job_id)
+    return launched if several else launched[0]
+
+
+def _claim(config: Any) -> Path:
+    from clusterenv_hpc.run.run_dir import claim
+
+    return Path(claim(config).path).absolute()
+
+
+def _own(words: Sequence[str]) -> list[str]:
+    return [word for word in words if word.partition("=")[0] not in ("run_dir", "resume", "name")]
+
+
+def _override(name: str, value: Any) -> str:
+    return f"slurm.{name}={_hydra(value)}"
+
+
+def _hydra(value: Any) -> str:
+    """A Python value as Hydra's command line writes it."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, str):
+        return hydra_override("", value)[1:]
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{_hydra(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, Sequence):
+        return "[" + ",".join(map(_hydra, value)) + "]"
+    return str(value)
+
+
+def _executor(config: SlurmConfig, cluster: str, directories: Sequence[Path], workers: int) -> Any:
+    from submitit import AutoExecutor
+
+    limit = seconds(config.time)
+    minutes = None if limit is None else max(1, round(limit / 60))
+    folder = directories[0] / FOLDER
+    if cluster != "slurm":
+        executor = AutoExecutor(folder=folder / "%j", cluster=cluster)
+        executor.update_parameters(timeout_min=minutes or LONG_MINUTES, stderr_to_stdout=False)
+        return executor
+    if not slurm.available():
+        raise slurm.SlurmError(
+            "sbatch: no such command on PATH; this machine has no Slurm, or its module is not loaded; "
+            "allowed without: cluster='local' or cluster='debug'"
+        )
+    if config.heterogeneous or config.launcher != "srun":
+        raise SlurmConfigError(
+            "launch: submitit starts equal tasks by srun; allowed: without slurm.learner, slurm.learner_cpus and "
+            "slurm.launcher; clusterenv-hpc submit takes them"
+        )
+    executor = AutoExecutor(folder=folder / "%j", cluster="slurm", slurm_python=config.python or sys.executable)
+    executor.update_parameters(**_parameters(config, directories, workers, minutes))
+    return executor
+
+
+def _parameters(config: SlurmConfig, directories: Sequence[Path], workers: int, minutes: int | None) -> dict[str, Any]:
+    """submitit's parameters for a job; null keys are left out."""
+    mpi = choose_launch(config).mpi
+    ranks = config.ranks(workers)
+    nodes = config.nodes or 1
+    per_node = config.ntasks_per_node or -(-ranks // nodes)
+    srun = ["--kill-on-bad-exit=1", *([f"--mpi={mpi}"] if mpi else []), *config.srun_args]
+    srun += [f"--cpus-per-task={config.cpus_per_task}"] if config.cpus_per_task else []
+    srun += [f"--distribution={config.distribution}"] if config.distribution else []
+    srun += [f"--cpu-bind={config.cpu_bind}"] if config.cpu_bind else []
+    more: dict[str, Any] = {
+        "requeue" if config.requeue else "no-requeue": True,
+        "reservation": config.reservation,
+        "gpus": config.gpus,
+        "gpus-per-node": config.gpus_per_node,
+        "begin": config.begin,
+        "nice": config.nice,
+        "time": config.time,
+        "signal": f"{config.signal}@{config.lead_s}",
+    }
+    for line in config.sbatch:
+        name, _, value = line.lstrip("-").partition("=")
+        more[name] = value or True
+    choice = [f"  {number}) run_dir={shlex.quote(str(path))} ;;" for number, path in enumerate(directories)]
+    setup = [f"module load {shlex.quote(module)} || exit 1" for module in config.modules]
+    setup += [f"export {name}={shlex.quote(str(value))}" for name, value in config.env.items()]
+    setup += [*config.setup, "trap : TERM", "case ${SLURM_ARRAY_TASK_ID:-0} in", *choice, "esac"]
+    after = f"--max-restarts={config.max_restarts if config.requeue else 0} --after=$SECONDS"
+    python = shlex.quote(config.python or sys.executable)
+    found: dict[str, Any] = {
+        "name": config.job_name or directories[0].name,
+        "nodes": nodes,
+        "tasks_per_node": per_node,
+        "cpus_per_task": config.cpus_per_task,
+        "slurm_time": minutes,
+        "slurm_partition": config.partition,
+        "slurm_account": config.account,
+        "slurm_qos": config.qos,
+        "slurm_constraint": config.constraint,
+        "slurm_mem": config.mem,
+        "slurm_mem_per_cpu": config.mem_per_cpu,
+        "slurm_gres": config.gres,
+        "slurm_exclusive": config.exclusive or None,
+        "slurm_nodelist": config.nodelist,
+        "slurm_exclude": config.exclude,
+        "slurm_mail_type": config.mail_type,
+        "slurm_mail_user": config.mail_user,
+        "slurm_dependency": config.dependency,
+        "slurm_array_parallelism": config.array_limit,
+        "slurm_srun_args": srun,
+        "slurm_setup": setup,
+        "slurm_teardown": [f'exec {python} -m clusterenv_hpc.jobs.aftermath "$?" "$run_dir" {after}'],
+        "slurm_additional_parameters": {name: value for name, value in more.items() if value is not None},
+    }
+    found = {name: value for name, value in found.items() if value is not None}
+    return {**found, "slurm_wckey": None}
+
+
+@contextlib.contextmanager
+def _clean_environment() -> Iterator[None]:
+    """A notebook may itself run in a job, whose variables sbatch would take for options."""
+    before = dict(os.environ)
+    os.environ.clear()
+    os.environ.update(scrubbed_environment(before))
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
