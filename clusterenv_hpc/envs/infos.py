@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -58,9 +59,7 @@ def slice_actions(space: Space[Any], actions: Any, first: int, end: int) -> Any:
 def check_actions(space: Space[Any], actions: Any, num_envs: int, path: str = "actions") -> None:
     """Raises ``ValueError`` unless every part of ``actions`` has one entry for each of ``num_envs`` environments."""
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        named = isinstance(space, spaces.Dict)
-        parts: Any = space.spaces.items() if named else enumerate(space.spaces)
-        for key, part in parts:
+        for key, part in _parts(space):
             try:
                 item = actions[key]
             except (KeyError, IndexError, TypeError):
@@ -81,7 +80,10 @@ def check_actions(space: Space[Any], actions: Any, num_envs: int, path: str = "a
 def array_leaves(space: Space[Any], actions: Any) -> list[NDArray[Any]] | None:
     """The leaves of ``actions``, if each is an array."""
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        parts: Any = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
-        found = [array_leaves(part, actions[key]) for key, part in parts]
+        found = [array_leaves(part, actions[key]) for key, part in _parts(space)]
         return None if None in found else [array for arrays in found for array in arrays or ()]
     return [actions] if isinstance(actions, np.ndarray) else None
+
+
+def _parts(space: spaces.Dict | spaces.Tuple) -> Iterable[tuple[Any, Space[Any]]]:
+    return space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
