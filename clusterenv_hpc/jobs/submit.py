@@ -8,7 +8,6 @@ import dataclasses
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,7 @@ from clusterenv_hpc.jobs import record, slurm
 from clusterenv_hpc.jobs.choose import choose_launch
 from clusterenv_hpc.jobs.config import SlurmConfigError
 from clusterenv_hpc.jobs.render import Run, hydra_override, render, render_array
-
-MAX_ELEMENTS = 1000
-"""Slurm's own limit on the size of an array is 1001 unless a site has raised it."""
+from clusterenv_hpc.jobs.sweep import expand
 
 OWN = ("run_dir", "resume", "name")
 """Keys that the script sets itself, for each run."""
@@ -36,14 +33,6 @@ of `clusterenv-hpc train`, and slurm.KEY=VALUE for the job.  With -m one job arr
   clusterenv-hpc submit env=lunarlander slurm=cpu slurm.nodes=4 slurm.time=2:00:00
   clusterenv-hpc submit env=cartpole slurm=cpu -m seed=1,2,3 sync=aps,always
 """
-
-
-@dataclass(frozen=True)
-class Element:
-    """One combination of a sweep: what varies, and all its overrides."""
-
-    varied: tuple[str, ...]
-    overrides: tuple[str, ...]
 
 
 def submit(argv: Sequence[str]) -> int:
@@ -76,38 +65,6 @@ def submit(argv: Sequence[str]) -> int:
         raise
     job.submitted(directory, number)
     return 0
-
-
-def expand(overrides: Sequence[str]) -> list[Element]:
-    """All combinations of a sweep's words, the last one varying fastest, as Hydra's own sweeper orders them.
-
-    Raises:
-        SlurmConfigError: a word cannot be read, or there are too many combinations.
-    """
-    import itertools
-
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
-    parser, axes, size = OverridesParser.create(), [], 1
-    for word in overrides:
-        try:
-            parsed = parser.parse_override(word)
-            if not parsed.is_sweep_override():
-                axes.append([(False, word)])
-                continue
-            key = parsed.get_key_element()
-            axes.append([(True, f"{key}={value}") for value in parsed.sweep_string_iterator()])
-        except (HydraException, ValueError) as error:
-            first = str(error).strip().splitlines()[0]
-            raise SlurmConfigError(f"{word}: cannot be read; expected KEY=VALUE,VALUE,... ({first})") from None
-        size *= len(axes[-1])
-        if size > MAX_ELEMENTS:
-            raise SlurmConfigError(f"{word}: {size} combinations so far; allowed: at most {MAX_ELEMENTS} in one array")
-    return [
-        Element(tuple(word for varies, word in words if varies), tuple(word for _, word in words))
-        for words in itertools.product(*axes)
-    ]
 
 
 def _words(overrides: Sequence[str], directory: Path) -> tuple[str, ...]:
