@@ -65,8 +65,9 @@ define install
 	echo $$$$ >$(BUSY); \
 	echo "Installing clusterenv_hpc[$(EXTRAS)] into $(VENV)"; \
 	export PIP_USER=0 PIP_DISABLE_PIP_VERSION_CHECK=1; \
-	if $(PY) -m pip install -q -c constraints.txt $(PIP_ARGS) setuptools && \
-		$(PY) -m pip install -q -c constraints.txt $(PIP_ARGS) --no-build-isolation -e ".[$(EXTRAS)]"; \
+	quiet=-q; if [ -t 1 ]; then quiet=; fi; \
+	if $(PY) -m pip install $$quiet -c constraints.txt $(PIP_ARGS) setuptools && \
+		$(PY) -m pip install $$quiet -c constraints.txt $(PIP_ARGS) --no-build-isolation -e ".[$(EXTRAS)]"; \
 	then rm -f $(BUSY); \
 	else rm -f $(BUSY); echo "pip failed; its message is above. Run the same command again to go on." >&2; exit 1; fi; \
 	touch $@
