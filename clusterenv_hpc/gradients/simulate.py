@@ -20,7 +20,7 @@ import numpy as np
 
 from clusterenv_hpc.gradients import theory
 from clusterenv_hpc.gradients.problems import Floats, Problem, Wells, quadratic, two_tasks
-from clusterenv_hpc.gradients.settings import Settings, SettingsError, describe, folder, parse
+from clusterenv_hpc.gradients.simulation_settings import Settings, SettingsError, describe, folder, parse
 from clusterenv_hpc.gradients.simulator import Cluster, Stop, Trace, compute_times, simulate
 
 USAGE = """\

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from clusterenv_hpc.gradients.settings import Settings
+from clusterenv_hpc.gradients.simulation_settings import Settings
 
 Cell = dict[str, Any]
 

@@ -319,6 +319,20 @@ def test_units_are_always_H_steps_and_begin_afresh():
     assert first_end < 30 and (units.mask[:first_end]).all() and (units.rewards[first_end:] == 0).all()
 
 
+@pytest.mark.parametrize("ending", ["reset", "absorb"])
+def test_a_step_that_only_resets_is_nobodys_action(ending):
+    sampler = Sampler(table_envs(20), DIST, 12, ending=ending, seed=4)
+    units = sampler.collect(Table(LOGITS), torch.Generator().manual_seed(0))
+    ended = sampler._ended
+    assert ended[:-1].any()
+    assert not units.mask[1:][ended[:-1]].any()
+    alive = np.ones(20, dtype=bool)
+    for step in range(12):
+        wanted = alive if ending == "absorb" or step == 0 else ~ended[step - 1]
+        np.testing.assert_array_equal(units.mask[step], wanted)
+        alive = alive & ~ended[step]
+
+
 def test_a_unit_is_given_up_between_two_steps():
     sampler = Sampler(table_envs(3), DIST, 10, seed=1)
     asked = []

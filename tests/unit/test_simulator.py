@@ -85,6 +85,12 @@ def test_ties_favour_nobody():
         first.append(queue.pop()[1])
     counts = np.bincount(first, minlength=4)
     assert ((counts - 500) ** 2 / 500).sum() < chi_square_bound(3)
+    second = []
+    for _ in range(2000):  # a worker's second arrival beside another's first
+        queue.restart(np.array([1.0, 2.0]), 1)
+        queue.push(2.0, queue.pop()[1])
+        second.append(queue.pop()[1])
+    assert abs(sum(second) - 1000) < Z * math.sqrt(500)
 
 
 # -- event lists by hand --------------------------------------------------------------------------------------------
@@ -140,6 +146,35 @@ def test_afedpg_by_hand():
     assert trace.times == pytest.approx([0, 1, 2, 3, 3.5, 4, 5, 6, 7, 7]) and list(trace.counts) == [7, 2]
     # worker 0 began at 3 and is met at 4 by the update of 3.5: lag 1
     assert lags[:7] == [0, 0, 0, 3, 1, 0, 0] and sorted(lags[7:]) in ([0, 4], [1, 3], [0, 5], [1, 4])
+
+
+def test_work_begun_before_the_new_point_arrives_is_stale_by_hand():
+    """One worker of 1 s, a link of 0.5 s, one gradient a round.  It has its point at 0.5 and delivers at 2; the next
+    unit was begun at 1.5, is stale on arrival at 3, and the one after it, begun at 2.5 at the new point, comes at 4."""
+    cluster = Cluster([1.0], 0.5, cancel=False)
+    trace = run(quadratic(), Rennala(1), NIGT(np.zeros(10), alpha=0.1), cluster, Stop(updates=3))
+    assert trace.times == pytest.approx([0, 2, 4, 6]) and trace.tally.stale == 2
+
+
+def test_per_arrival_gradients_are_taken_where_the_worker_began():
+    class Recording(Quadratic):
+        def sample(self, worker, theta, rng):
+            taken.append((worker, theta.copy()))
+            return super().sample(worker, theta, rng)
+
+    class Remembering(NIGT):
+        def step(self, gradient):
+            points.append(self.point.copy())
+            return super().step(gradient)
+
+    taken, points = [], []
+    optimizer = Remembering(np.zeros(3), alpha=0.1, dtype=np.float64)
+    run(Recording(np.ones(3), np.ones(3), 1.0), PerArrival(), optimizer, Cluster([1.0, 2.5]), Stop(time=5.1))
+    assert [worker for worker, _ in taken] in ([0, 0, 1, 0, 0, 0, 1], [0, 0, 1, 0, 0, 1, 0])
+    begun = {0: 0, 1: 0}
+    for update, (worker, theta) in enumerate(taken):
+        np.testing.assert_array_equal(theta, points[begun[worker]])
+        begun[worker] = update + 1
 
 
 def test_first_round_has_its_own_M():

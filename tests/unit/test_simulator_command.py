@@ -8,7 +8,7 @@ import pytest
 
 from clusterenv_hpc.gradients import simulate
 from clusterenv_hpc.gradients.methods import METHODS
-from clusterenv_hpc.gradients.settings import Settings, describe, parse
+from clusterenv_hpc.gradients.simulation_settings import Settings, describe, parse
 
 QUICK = ["workers=4", "times=sqrt,straggler", "seeds=2", "alphas=0.125,0.0625", "max_gradients=5000", "sigma=0.5"]
 
