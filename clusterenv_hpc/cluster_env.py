@@ -55,6 +55,8 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         num_probes: how many states of a rollout the divergence is measured on.
         timeout: seconds without any sign of life from a worker that are taken for its death.
         learner_timeout: seconds without word from the learner after which a worker ends the job.
+        on_worker_loss: ``"abort"``: a worker's death ends the job (so do most MPIs by themselves).  ``"continue"``:
+            rollouts go on with the workers left, and without the dead one's environments; needs an MPI with ULFM.
         exit_workers: if False, the constructor returns a closed object on workers when the learner has closed.
         config_hash: compared between ranks.
         first_version: of the policy's weights before the first ``publish``; a resumed run goes on counting.
@@ -81,6 +83,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         num_probes: int = 64,
         timeout: float = 600.0,
         learner_timeout: float = 3600.0,
+        on_worker_loss: str = "abort",
         exit_workers: bool = True,
         config_hash: str = "",
         first_version: int = 0,
@@ -96,7 +99,9 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         rule = (sync or Always()) if policy is not None else None
         source = EnvSource(env, dict(env_kwargs or {}), backend, AutoresetMode(autoreset_mode))
         settings = WorkerSettings(source, self.num_envs, config_hash, seed, num_probes, timeout, not exit_workers)
-        channel = _open_channel(comm, num_workers, settings, policy, rule)
+        if on_worker_loss not in ("abort", "continue"):
+            raise ValueError(f"on_worker_loss must be 'abort' or 'continue', got {on_worker_loss!r}")
+        channel = _open_channel(comm, num_workers, settings, policy, rule, on_worker_loss == "continue")
         backoff = backoff or Backoff(spin_s=20e-6 if channel.oversubscribed else 100e-6)
         self.backend, self.stats = backend, Stats()
         self.is_learner = channel.rank == 0
@@ -184,6 +189,8 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
     def _demand_open(self, method: str) -> None:
         if self.closed or self._crew.broken:
             raise ClusterError(f"{method}() was called after close() or after a worker had failed")
+        if method in ("reset", "step", "call", "set_attr"):
+            self._crew.demand_all(method)
         if method != "publish":
             self._stop()
 
@@ -267,6 +274,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             waiting[:] = [peer for peer in waiting if not peer.step_came()]
             if not waiting:
                 return True
+            self._crew.demand_all(what)
             self._crew.listen()
             return False
 
@@ -383,11 +391,16 @@ def _checked_mask(mask: Any, num_envs: int) -> NDArray[np.bool_]:
 
 
 def _open_channel(
-    comm: Any, num_workers: int | None, settings: WorkerSettings, policy: torch.nn.Module | None, rule: SyncRule | None
+    comm: Any,
+    num_workers: int | None,
+    settings: WorkerSettings,
+    policy: torch.nn.Module | None,
+    rule: SyncRule | None,
+    survive: bool,
 ) -> Channel:
     """MPI where there are several ranks; else a channel within this process, with its workers."""
     if comm is not None or in_mpi_world():
-        channel = open_mpi_channel(comm)
+        channel = open_mpi_channel(comm, survive)
         problem = world_problem(channel.size, os.environ) if comm is None else None
         if problem is not None:
             raise HandshakeError(problem)

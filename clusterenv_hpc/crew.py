@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -36,6 +37,9 @@ class Crew:
         """The workers that hold environments."""
         self._by_rank: dict[int, Peer] = {}
         self._left: set[int] = set()
+        self.lost: list[Peer] = []
+        """Workers that died while the run went on."""
+        self._buried: frozenset[int] = frozenset()
         self._deadline = Deadline(timeout_s)
 
     def meet(self, own: dict[str, Any]) -> Hello:
@@ -87,10 +91,47 @@ class Crew:
         """
         self._deadline = Deadline(self._timeout_s if seconds is None else seconds)
         try:
-            wait_for(condition, self.channel, backoff or self._backoff, self._deadline, complaint)
+            wait_for(
+                lambda: self._bury() or condition(), self.channel, backoff or self._backoff, self._deadline, complaint
+            )
         except ClusterError:
             self.broken = True
             raise
+
+    def _bury(self) -> bool:
+        """Part with the workers that died since the last look; the others go on.  Always False."""
+        if self.channel.lost <= self._buried:
+            return False
+        for peer in [peer for peer in self.peers if peer.rank in self.channel.lost - self._buried]:
+            self.peers.remove(peer)
+            if peer in self.active:
+                self.active.remove(peer)
+            self.lost.append(peer)
+            print(
+                f"clusterenv-hpc: {peer.name} is dead; the run goes on with {len(self.active)} workers, and without "
+                f"environments {peer.rows.start} to {peer.rows.stop - 1}",
+                file=sys.stderr,
+                flush=True,
+            )
+        self._buried = self.channel.lost
+        self._deadline.renew()
+        if not self.active:
+            raise ClusterError(
+                f"every worker is dead; the last was {self.lost[-1].name}" if self.lost else "a rank died"
+            )
+        return False
+
+    def demand_all(self, what: str) -> None:
+        """For what needs every environment.
+
+        Raises:
+            WorkerError: a worker has died.
+        """
+        self._bury()
+        if self.lost:
+            peer = self.lost[0]
+            self.broken = True
+            raise WorkerError(f"{peer.name} is dead, and {what} needs every environment", peer.rank, peer.host)
 
     def listen(self) -> None:
         """Take every report that has come."""
@@ -150,10 +191,10 @@ class Crew:
 
         def replied() -> bool:
             self.listen()
-            return all(peer.replies for peer in peers)
+            return all(peer.replies or peer in self.lost for peer in peers)
 
         self.wait(replied, lambda: self.silence([peer for peer in peers if not peer.replies], what), seconds)
-        return [peer.replies.pop(0) for peer in peers]
+        return [peer.replies.pop(0) for peer in peers if peer not in self.lost]
 
     # -- ending ------------------------------------------------------------------------------------------------------
 
@@ -167,15 +208,15 @@ class Crew:
 
     def dismiss(self) -> bool:
         """Tell every worker to leave its process; False if one did not confirm in time."""
-        ranks = set(range(1, self.channel.size))
+        ranks = set(range(1, self.channel.size)) - self.channel.lost
         for rank in ranks - self._left:
             self.channel.send_note(rank, Tag.COMMAND, note(Command.LEAVE))
         deadline, backoff = Deadline(GRACE_S), Backoff()
-        while self._left < ranks and not deadline.passed:
+        while not ranks - self.channel.lost <= self._left and not deadline.passed:
             arrived = self.channel.take_note(Tag.REPORT)
             if arrived is None:
                 self.channel.progress()
                 backoff.wait()
             elif arrived[1][0] == Report.LEFT:
                 self._left.add(arrived[0])
-        return self._left == ranks
+        return ranks - self.channel.lost <= self._left

@@ -51,7 +51,7 @@ class Detached:
         self._distribution = distribution_of(policy, spaces[1])
         self._device = next((tensor.device for tensor in policy.parameters()), torch.device("cpu"))
         self._snapshot: Buffer | None = None
-        self._batches: list[tuple[int, Buffer, int]] = []
+        self._batches: list[tuple[tuple[int, int], Buffer, int]] = []
         self.streaming = False
         self._turn = 0
 
@@ -129,31 +129,33 @@ class Detached:
 
     def _merged(self, parts: list[tuple[Peer, dict[str, NDArray[Any]]]], num_steps: int) -> Rollout:
         """The workers' rollouts side by side, in the order of rows."""
-        total = sum(peer.num_envs for peer, _ in parts)
-        whole = self._batch_views(num_steps, total)
+        rows = np.concatenate([np.arange(peer.rows.start, peer.rows.stop) for peer, _ in parts])
+        whole = self._batch_views(num_steps, len(rows))
+        first = 0  # not peer.rows.start: a dead worker's environments leave no gap
         for peer, views in parts:
             for name, part in views.items():
                 if part.ndim > 1:  # the others are not per environment
-                    whole[name][:, peer.rows] = part
+                    whole[name][:, first : first + peer.num_envs] = part
+            first += peer.num_envs
         versions = np.concatenate([_spread(views["versions"], peer.num_envs) for peer, views in parts], axis=1)
         ranks = np.concatenate([np.full(peer.num_envs, peer.rank) for peer, _ in parts])
         episodes = [_episodes(views, peer.rows.start) for peer, views in parts]
         merged = Episodes(
             *(np.concatenate([getattr(part, key) for part in episodes]) for key in ("returns", "lengths", "rows"))
         )
-        return self._build(whole, versions, np.arange(total), ranks, merged)
+        return self._build(whole, versions, rows, ranks, merged)
 
     def _batch_views(self, num_steps: int, total: int) -> dict[str, NDArray[Any]]:
         """Arrays for a whole rollout, in a buffer that nobody holds any more (or a new one)."""
         layout = self._shape(num_steps, total).layout()
-        self._batches = [entry for entry in self._batches if entry[0] == num_steps]
+        self._batches = [entry for entry in self._batches if entry[0] == (num_steps, total)]
         for _, buffer, baseline in self._batches:
             if references(buffer) - 1 <= baseline:  # the loop's own name counts too
                 return layout.views(buffer)
         buffer = layout.allocate()
         views = layout.views(buffer)
         if len(self._batches) < RING:
-            self._batches.append((num_steps, buffer, references(buffer) - len(layout.fields)))
+            self._batches.append(((num_steps, total), buffer, references(buffer) - len(layout.fields)))
         return views
 
     # -- as they arrive ----------------------------------------------------------------------------------------------

@@ -481,6 +481,9 @@ def run_worker(worker: Worker, channel: Channel, backoff: Backoff, timeout_s: fl
     deadline = Deadline(timeout_s)
     for busy in worker.serve():
         channel.progress()
+        if 0 in channel.lost:
+            print(f"clusterenv-hpc: rank {channel.rank} (worker, {channel.host}): the learner is dead", file=sys.stderr)
+            raise SystemExit(1)
         if busy:
             backoff.reset()
             deadline.renew()

@@ -70,6 +70,8 @@ class Channel(ABC):
     """The word for what carries the bytes: ``"local"``, or the MPI library's name."""
     oversubscribed: bool = False
     """Whether this machine's ranks outnumber the cores they may use."""
+    lost: frozenset[int] = frozenset()
+    """Ranks known to be dead, where the transport survives that."""
 
     @abstractmethod
     def incoming(self, buffer: Buffer, peer: int, tag: int) -> Port:

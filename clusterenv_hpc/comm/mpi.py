@@ -112,7 +112,10 @@ class MpiChannel(Channel):
 
     def _reap(self) -> None:
         if self._outbox:
-            self._outbox = [handle for handle in self._outbox if not handle.done()]
+            self._outbox = [handle for handle in self._outbox if not self._finished(handle)]
+
+    def _finished(self, handle: MpiHandle) -> bool:
+        return handle.done()
 
     def progress(self) -> bool:
         self._reap()

@@ -28,8 +28,16 @@ def in_mpi_world(environ: Mapping[str, str] | None = None) -> bool:
     return "SLURM_PROCID" in environ and tasks.isdigit() and int(tasks) > 1
 
 
-def open_mpi_channel(comm: Any) -> Channel:
-    """A channel over ``comm`` (``COMM_WORLD`` for None); starts MPI if nobody has.  Collective."""
+def open_mpi_channel(comm: Any, survive: bool = False) -> Channel:
+    """A channel over ``comm`` (``COMM_WORLD`` for None); starts MPI if nobody has.  Collective.
+
+    Args:
+        survive: outlive the death of a rank; needs an MPI that can.
+    """
+    if survive:
+        from .ulfm import UlfmChannel
+
+        return UlfmChannel(comm)
     from .mpi import MpiChannel
 
     return MpiChannel(comm)
