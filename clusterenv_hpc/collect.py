@@ -299,20 +299,20 @@ class Collector:
                 continue
             for name in (f"observation{i}", f"next_observation{i}"):
                 if name in slot.arrays and np.isnan(_squares(slot.arrays[name])):
-                    self._demand(~np.isnan(slot.arrays[name]), f"observation{leaf.path}", "the environment")
+                    self._demand(~np.isnan(slot.arrays[name]), f"an observation{leaf.path}", "the environment")
         rewards, params = slot.arrays["rewards"], slot.arrays["behaviour_params"]
         if not np.isfinite(_squares(rewards)):
-            self._demand(np.isfinite(rewards), "reward", "the environment")
+            self._demand(np.isfinite(rewards), "a reward", "the environment")
         if not np.isfinite(_squares(params)):  # not wrong as such: a masked choice has a logit of minus infinity
             proper = distribution.proper(torch.from_numpy(params)).numpy()
-            self._demand(proper, f"action distribution (policy version {self.version})", "the policy")
+            self._demand(proper, f"an action distribution (policy version {self.version})", "the policy")
 
     @staticmethod
     def _demand(good: NDArray[np.bool_], what: str, whose: str) -> None:
         if good.all():
             return
         t, row = np.argwhere(~good)[0][:2]
-        raise NotFiniteError(f"{whose} gave a {what} that is not a finite number, in step {t} of a rollout", int(row))
+        raise NotFiniteError(f"{whose} gave {what} that is not a finite number, in step {t} of a rollout", int(row))
 
     def _count_episodes(self, arrays: dict[str, NDArray[Any]]) -> None:
         """Cut each environment's steps into episodes, and sum over the pieces."""
@@ -348,6 +348,7 @@ def _reuses_output(policy: torch.nn.Module, space: Any) -> bool:
     return bool(first.data_ptr() == second.data_ptr())
 
 
+@np.errstate(over="ignore")
 def _squares(array: NDArray[Any]) -> Any:
     flat = array.ravel()
     return np.dot(flat, flat)
