@@ -64,10 +64,11 @@ class UlfmChannel(MpiChannel):
         return _UlfmPort(super().outgoing(buffer, peer, tag), self, peer, done_when_lost=True)
 
     def post(self, buffer: Buffer, peer: int, tag: int, *, synchronous: bool = False) -> Handle:
+        gone: Handle = _Gone()
         if peer in self.lost:
-            return _Gone()
+            return gone
         send = super().post
-        return self.guard(lambda: send(buffer, peer, tag, synchronous=synchronous), _Gone())
+        return self.guard(lambda: send(buffer, peer, tag, synchronous=synchronous), gone)
 
     def send_note(self, peer: int, tag: int, data: bytes) -> None:
         send = super().send_note
