@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import gymnasium
@@ -35,14 +37,17 @@ def spaces_of(env: EnvConfig) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any
 def build_policy(
     policy: PolicyConfig, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any], seed: int
 ) -> ActorCritic:
-    """The networks, initialised from ``seed`` alone.  Raises PolicyError or ConfigError where the spaces do not fit."""
+    """The networks, initialised from ``seed`` alone, so that any number of ranks and cores begins alike.
+
+    Raises PolicyError or ConfigError where the spaces do not fit.
+    """
     distribution: Distribution | None = None
     if isinstance(action_space, gymnasium.spaces.Box):
         try:
             distribution = DiagonalGaussian(action_space, squash=policy.squash)  # type: ignore[arg-type]
         except ValueError as error:
             raise ConfigError(f"policy.squash={policy.squash}: {error}") from error
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), one_thread():
         torch.manual_seed(seed)
         return ActorCritic(
             observation_space,
@@ -53,6 +58,17 @@ def build_policy(
             distribution=distribution or distribution_for(action_space),
             log_std=policy.log_std,
         )
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Orthogonal initialisation rounds differently with another number of threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def build_sync(sync: Any) -> SyncRule:

@@ -27,6 +27,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
+from clusterenv_hpc.jobs.config import check as check_slurm
 from clusterenv_hpc.run.schema import VARIANTS, Config, EnvConfig, out_of_range
 
 GROUPS = ("env", "algo", "policy", "sync", "slurm")
@@ -141,6 +142,7 @@ def check(config: Config, *, check_env: bool = True) -> Config:
         value = getattr(config, name)
         if value is not None and (not value.strip() or (name == "name" and ("/" in value or value in {".", ".."}))):
             raise ConfigError(f"{name}={value!r}: allowed: a {'path' if name == 'run_dir' else 'name without /'}")
+    check_slurm(config.slurm)
     batch = config.num_envs * config.algo.num_steps
     if config.algo.minibatch_size > batch:
         raise ConfigError(

@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import FrameType
 
-EXIT_CODES = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 129, "SIGUSR2": 0}
+EXIT_CODES = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 129, "SIGUSR1": 0, "SIGUSR2": 0}
 """What a run that was stopped by a signal ends with, once everything is saved."""
+
+STOPPING = ("SIGINT", "SIGTERM", "SIGHUP")
+"""Signals that always stop a run; the one that Slurm sends before the time is up (``slurm.signal``) joins them."""
 
 
 class Interrupted(BaseException):
@@ -27,14 +30,11 @@ class StopSignals:
     second SIGINT, a second or more later, does not wait.  Outside of it a signal raises :class:`Interrupted` at once.
     """
 
-    def __init__(self, on_first: Callable[[str], None] = lambda name: None) -> None:
+    def __init__(self, save_signal: str = "USR2") -> None:
+        self.names = dict.fromkeys((*STOPPING, f"SIG{save_signal}"))
         self.reason: str | None = None
         self._since = 0.0
         self._deferring = False
-        self._on_first = on_first
-
-    def __bool__(self) -> bool:
-        return self.reason is not None
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
@@ -44,13 +44,15 @@ class StopSignals:
         # One press of Ctrl-C may arrive twice: from the terminal, and from the launcher that passes it on.
         if not self._deferring or (name == "SIGINT" and now - self._since > 1.0):
             raise Interrupted(self.reason or name)
-        if first:
-            self._on_first(name)
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[StopSignals]:
-        """Handles the signals of EXIT_CODES; afterwards they do what they did before."""
-        before = {signal.Signals[name]: signal.signal(signal.Signals[name], self._handle) for name in EXIT_CODES}
+        """Handles the signals, SIGHUP not where nohup has it ignored; afterwards they do what they did before."""
+        before = {
+            signal.Signals[name]: signal.signal(signal.Signals[name], self._handle)
+            for name in self.names
+            if name != "SIGHUP" or signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+        }
         try:
             yield self
         finally:
@@ -67,7 +69,7 @@ class StopSignals:
             self._deferring = False
 
 
-def ignore_stop_signals() -> None:
+def ignore_stop_signals(save_signal: str = "USR2") -> None:
     """For a worker: signals reach every rank, but it is the learner that decides, saves and sends the workers home."""
-    for name in EXIT_CODES:
+    for name in (*STOPPING, f"SIG{save_signal}"):
         signal.signal(signal.Signals[name], signal.SIG_IGN)

@@ -20,9 +20,11 @@ def opening(config: Config, run: RunDir, envs: ClusterEnv, tally: Tally, resumed
     """What runs, where it goes on or starts, and on what."""
     begins = f"goes on from {resumed_from} at {tally.env_steps:,} steps" if resumed_from else "starts"
     workers = f"{config.workers} worker ranks" if config.workers else f"{config.worker_count} workers in this process"
+    threads = torch.get_num_threads()
     return (
         f"{run.path.name} {begins}: {config.env.id} ({envs.backend} backend), {config.num_envs} environments on "
-        f"{workers}, sync={config.sync.rule}, learner on {device} with {torch.get_num_threads()} thread(s), over {envs.transport}"
+        f"{workers}, sync={config.sync.rule}, learner on {device} with {threads} thread{'s' * (threads > 1)}, "
+        f"over {envs.transport}"
     )
 
 
@@ -67,8 +69,8 @@ def closing(config: Config, run: RunDir, tally: Tally, exit_reason: str, result:
     lines = [
         f"{run.path.name} {done}: {tally.env_steps:,} steps and {tally.updates} updates in {tally.wall_s:.1f} s "
         f"({number(rate, 0)} steps/s)",
-        f"  sampled return {number(tally.return_mean)} +- {number(tally.return_std)} over the last {len(tally.returns)} "
-        f"of {tally.episodes:,} episodes",
+        f"  sampled return {number(tally.return_mean)} +- {number(tally.return_std)} over the last "
+        f"{len(tally.returns)} of {tally.episodes:,} episodes",
         f"  weight messages {tally.wire['weight_messages']} where sync=always sends {tally.asked_for_weights} "
         f"({number(100 * tally.weights_saved)} % saved)",
     ]

@@ -15,15 +15,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
-try:
-    from clusterenv_hpc.jobs.config import SlurmConfig
-except ModuleNotFoundError:
-
-    @dataclass
-    class SlurmConfig:  # type: ignore[no-redef]
-        """Until clusterenv_hpc.jobs is there."""
-
-        partition: str | None = None
+from clusterenv_hpc.jobs.config import SlurmConfig
 
 
 def about(

@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from clusterenv_hpc.run.config import ConfigError, choices, compose, resume, to_yaml
+from clusterenv_hpc.jobs.config import SlurmConfig
+from clusterenv_hpc.run.config import GROUPS, ConfigError, choices, compose, resume, to_yaml
 from clusterenv_hpc.run.errors import describe, exit_code
 from clusterenv_hpc.run.launch import in_mpi_world, launch_ranks, rank_environment
 from clusterenv_hpc.run.run_dir import RUNS, RunDir, claim, run_name
@@ -57,16 +58,12 @@ def start_rank(overrides: Sequence[str], show: bool = False) -> int:
     """One rank's life, as srun or an MPI launcher started it."""
     os.environ |= rank_environment()  # before MPI and torch are imported, which read it
     from clusterenv_hpc.comm.mpi import MPI
-
-    try:
-        from clusterenv_hpc.jobs.environment import world_problem
-    except ModuleNotFoundError:
-        world_problem = lambda *_: None  # noqa: E731
+    from clusterenv_hpc.jobs.environment import world_problem
 
     comm = MPI.COMM_WORLD
     rank, size = comm.Get_rank(), comm.Get_size()
     try:
-        if problem := world_problem(size, os.environ):
+        if problem := world_problem(size, os.environ, MPI.get_vendor()[0]):
             raise ConfigError(problem)
         config = continued(compose(overrides), overrides)
         config = dataclasses.replace(config, workers=workers_here(config, size))
@@ -106,7 +103,7 @@ def give_up(error: Exception, comm: Any) -> int:
 
     rank, size = comm.Get_rank(), comm.Get_size()
     if rank != 0:
-        time.sleep(3.0)
+        time.sleep(1.5)
     where = f"rank {rank} ({socket.gethostname()}): " if size > 1 and rank != 0 else ""
     print(f"clusterenv-hpc: {where}{describe(error)}", file=sys.stderr, flush=True)
     comm.Abort(exit_code(error))
@@ -142,7 +139,7 @@ def usage() -> str:
         "",
         "groups:",
     ]
-    for group in ("env", "algo", "policy", "sync", "slurm"):
+    for group in GROUPS:
         lines.append(f"  {group + '=':<10}{'|'.join(choices(group))}")
     lines += ["", "keys, with their defaults where env and algo choose no others:"]
     lines += _keys(Config)
@@ -154,6 +151,7 @@ def usage() -> str:
             for group, (_, variants) in VARIANTS.items()
             for name, schema in variants.items()
         ),
+        ("slurm, for clusterenv-hpc submit", SlurmConfig, "slurm."),
     ):
         lines += ["", f"{title}:", *_keys(schema, prefix)]
     return "\n".join(lines)
@@ -169,6 +167,6 @@ def _keys(schema: Any, prefix: str = "") -> list[str]:
             words = spec.metadata["choices"]
             allowed = f" ({', '.join(words)})" if len(words) > 1 else ""
             lines.append(f"  {f'{prefix}{spec.name}={shown}':<34}{spec.metadata['help']}{allowed}")
-        elif spec.default_factory is not dataclasses.MISSING and spec.name not in ("env", "policy", "slurm"):
-            nested += _keys(spec.default_factory, f"{spec.name}.")
+        elif spec.default_factory is not dataclasses.MISSING and f"{prefix}{spec.name}" not in GROUPS:
+            nested += _keys(spec.default_factory, f"{prefix}{spec.name}.")
     return lines + nested

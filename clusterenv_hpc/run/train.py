@@ -40,7 +40,7 @@ from clusterenv_hpc.run.tally import Tally
 CONFIRM_EVERY = 0.02
 """Share of total_steps between two evaluations that are to confirm ``stop.at_return``."""
 
-SAME_ERROR_S = 3.0
+SAME_ERROR_S = 1.5
 """How long a worker keeps an error to itself that the learner probably tells as well."""
 
 
@@ -81,7 +81,7 @@ def make_envs(config: Config, policy: torch.nn.Module, *, comm: Any, update: int
 
 def work(config: Config, comm: Any) -> int:
     """A worker rank's life; leaves by SystemExit when the learner is done."""
-    ignore_stop_signals()
+    ignore_stop_signals(config.slurm.signal)
     torch.set_num_threads(1)
     try:
         policy = build_policy(config.policy, *spaces_of(config.env), seeds_of(config.seed, 0)[0])
@@ -103,12 +103,12 @@ def learn(config: Config, run: RunDir, comm: Any = None) -> int:
         run: where to write.
         comm: an mpi4py communicator where there are worker ranks.
     """
-    with StopSignals().listening() as stop:
+    with StopSignals(config.slurm.signal).listening() as stop:
         learner = LearnerRun(config, run, comm, stop)
         try:
             return learner.run()
         except (Exception, Interrupted) as error:
-            ignore_stop_signals()  # the end has begun
+            ignore_stop_signals(config.slurm.signal)  # the end has begun
             where = f"rank 0 (learner, {socket.gethostname()}): " if comm is not None else ""
             line = describe(error) if isinstance(error, ClusterError) else where + describe(error)
             learner.fail(line, error)
