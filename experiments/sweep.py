@@ -1,0 +1,85 @@
+"""Runs the trainings of an experiment one after another, and keeps what came out of each.
+
+    python experiments/sweep.py experiments/aps            all that is missing
+    python experiments/sweep.py experiments/aps cartpole   only the cases whose name begins so
+
+An experiment's folder holds ``sweep.yaml``: ``cases`` (a name and overrides each), ``rules`` (likewise) and ``seeds``.
+Every combination is one run of ``clusterenv-hpc train`` under ``runs/experiments/``.  A run that was interrupted goes on
+from its checkpoint; one that is in ``results.json`` already is not repeated.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from clusterenv_hpc.bench.command import circumstances
+
+KEPT = (
+    "env_id", "algo", "sync", "sync_settings", "seed", "workers", "num_envs", "env_steps", "updates", "wall_s",
+    "steps_per_s", "return_mean", "return_std", "episodes", "weight_messages", "weight_bytes", "weight_requests",
+    "probe_bytes", "rollout_bytes", "lag_mean", "lag_max", "kl_mean", "eval_return_mean", "eval_return_std",
+    "eval_episodes", "exit_reason",
+)  # fmt: skip
+
+FINISHED = ("completed", "solved")
+
+
+def combinations(sweep: dict[str, Any]) -> list[tuple[str, list[str]]]:
+    """Name and overrides of every run."""
+    found = []
+    for (case, base), (rule, extra), seed in itertools.product(
+        sweep["cases"].items(), sweep["rules"].items(), sweep["seeds"]
+    ):
+        found.append((f"{case}-{rule}-s{seed}", [*base, *extra, f"seed={seed}"]))
+    return found
+
+
+def train(name: str, overrides: list[str], run_dir: Path) -> dict[str, Any] | None:
+    """One run, begun or continued; its summary, or None if it did not end by itself."""
+    command = [sys.executable, "-m", "clusterenv_hpc.cli", "train", *overrides, f"run_dir={run_dir}"]
+    if list(run_dir.glob("checkpoints/*.pt")):
+        command.append("resume=true")
+    print(f"== {name}: {shlex.join(command[1:])}", flush=True)
+    done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    if done.returncode or not (run_dir / "summary.json").exists():
+        print(f"== {name} ended with exit code {done.returncode}", file=sys.stderr)
+        return None
+    summary = json.loads((run_dir / "summary.json").read_text())
+    return summary if summary["exit_reason"] in FINISHED else None
+
+
+def main(argv: list[str]) -> int:
+    """Run what is missing; write ``results.json`` after each run."""
+    folder = Path(argv[0])
+    wanted = argv[1] if len(argv) > 1 else ""
+    sweep = yaml.safe_load((folder / "sweep.yaml").read_text())
+    store = folder / "results.json"
+    results: dict[str, Any] = json.loads(store.read_text()) if store.exists() else {}
+    failed = 0
+    for name, overrides in combinations(sweep):
+        if not name.startswith(wanted) or name in results:
+            continue
+        summary = train(name, overrides, Path("runs", "experiments", folder.name, name))
+        if summary is None:
+            failed += 1
+            continue
+        facts = circumstances([])
+        facts["command"] = shlex.join(["clusterenv-hpc", "train", *overrides])
+        results[name] = {**{key: summary.get(key) for key in KEPT}, **facts}
+        aside = store.with_suffix(".tmp")
+        aside.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
+        os.replace(aside, store)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
