@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from ..algorithms import DQNConfig, SACConfig, TD3Config, VTraceConfig
 from ..rollout import Rollout
+from .dqn import DQN
 from .ppo import PPO, PPOConfig
-from .returns import gae
+from .replay import Replay
+from .returns import gae, n_step, vtrace
+from .sac import SAC
+from .td3 import TD3
+from .vtrace import VTrace
 
 
 class Learner(Protocol):
@@ -28,4 +34,20 @@ class Learner(Protocol):
         ...
 
 
-__all__ = ["PPO", "Learner", "PPOConfig", "gae"]
+__all__ = [
+    "DQN",
+    "PPO",
+    "SAC",
+    "TD3",
+    "DQNConfig",
+    "Learner",
+    "PPOConfig",
+    "Replay",
+    "SACConfig",
+    "TD3Config",
+    "VTrace",
+    "VTraceConfig",
+    "gae",
+    "n_step",
+    "vtrace",
+]

@@ -1,5 +1,6 @@
 """Policies: networks, action distributions over flat parameters, and weights in the form that travels."""
 
+from .continuous import DeterministicActor, GaussianActor, TwinCritic
 from .distributions import (
     Bernoulli,
     Categorical,
@@ -8,6 +9,7 @@ from .distributions import (
     MultiCategorical,
     distribution_for,
 )
+from .epsilon_greedy import EpsilonGreedy, QNetwork
 from .networks import ActorCritic
 from .protocol import PolicyError, acting_parameters, as_tensors, check_policy, distribution_of, evaluate
 from .weights import flat_weights, load_flat_weights, num_weights, weights_layout
@@ -16,10 +18,15 @@ __all__ = [
     "ActorCritic",
     "Bernoulli",
     "Categorical",
+    "DeterministicActor",
     "DiagonalGaussian",
     "Distribution",
+    "EpsilonGreedy",
+    "GaussianActor",
     "MultiCategorical",
     "PolicyError",
+    "QNetwork",
+    "TwinCritic",
     "acting_parameters",
     "as_tensors",
     "check_policy",

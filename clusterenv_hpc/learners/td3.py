@@ -1,0 +1,97 @@
+"""TD3 for continuous actions (Fujimoto et al. 2018): DDPG with twin critics, smoothed targets and a delayed actor."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import gymnasium
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+
+from ..algorithms import TD3Config
+from ..policies.continuous import DeterministicActor, TwinCritic
+from ..policies.protocol import PolicyError
+from .off_policy import OffPolicyLearner, follow, frozen_copy
+from .optimizer import FlatAdam
+from .replay import Sample
+
+
+class TD3(OffPolicyLearner):
+    """Trains ``policy``, a :class:`DeterministicActor`, in place; the critics stay here."""
+
+    METRICS: ClassVar[tuple[str, ...]] = ("critic_loss", "actor_loss", "value_mean", "grad_norm")
+
+    def __init__(
+        self,
+        policy: nn.Module,
+        config: TD3Config,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        num_envs: int,
+        device: torch.device | str | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(policy, config, action_space, num_envs, device, seed)
+        if not isinstance(policy, DeterministicActor):
+            raise PolicyError(f"TD3 needs a policy of its own kind, DeterministicActor; got {type(policy).__name__}")
+        self.config, self.actor = config, policy
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            critic = TwinCritic(observation_space, policy.size, (config.critic_hidden,) * 2)
+        self.critic = critic.to(self.device)
+        self._target_critic, self._target_actor = frozen_copy(self.critic), frozen_copy(policy)
+        self._actor_loss = torch.zeros((), device=self.device)  # of its latest step: not every step is one
+        optimizer = (config.adam_eps, config.max_grad_norm)
+        self._critic_optimizer = FlatAdam(self.critic.parameters(), config.learning_rate, *optimizer)
+        self._actor_optimizer = FlatAdam(policy.parameters(), config.actor_learning_rate, *optimizer)
+
+    def start(self, progress: float) -> None:
+        self._critic_optimizer.start(self.rate(progress))
+        self._actor_optimizer.start(self.rate(progress, self.config.actor_learning_rate))
+
+    def learn(self, sample: Sample, progress: float) -> Tensor:
+        targets = self.targets(sample)
+        values = self.critic(sample.observations, self.actor.normalized(sample.actions))
+        critic_loss = mse_loss(values, targets.expand_as(values))
+        norm = self._critic_optimizer.step(critic_loss)
+        if (self.gradient_steps + 1) % self.config.actor_every == 0:
+            actor_loss = -self.critic(sample.observations, self.actor.action(sample.observations))[0].mean()
+            self._actor_optimizer.step(actor_loss)
+            self._actor_loss = actor_loss.detach()
+            follow(self._target_critic, self.critic, self.config.tau)
+            follow(self._target_actor, self.actor, self.config.tau)
+        return torch.stack([value.detach() for value in (critic_loss, self._actor_loss, values.mean(), norm)])
+
+    @torch.no_grad()
+    def targets(self, sample: Sample) -> Tensor:
+        """``[B]``: rewards and the value of a noisy target action in the state after them."""
+        config = self.config
+        assert isinstance(self._target_actor, DeterministicActor)
+        actions = self._target_actor.action(sample.next_observations)
+        noise = torch.randn(actions.shape, generator=self.generator).to(self.device) * config.target_noise
+        actions = (actions + noise.clamp(-config.target_noise_limit, config.target_noise_limit)).clamp(-1.0, 1.0)
+        following = self._target_critic(sample.next_observations, actions).min(0).values
+        return config.reward_scale * sample.rewards + sample.discounts * following
+
+    def state_dict(self) -> dict[str, Any]:
+        """As of the base, with critics, target networks and optimizers."""
+        modules = {"critic": self.critic, "target_critic": self._target_critic, "target_actor": self._target_actor}
+        own = {
+            name: {key: tensor.clone() for key, tensor in module.state_dict().items()}
+            for name, module in modules.items()
+        }
+        optimizers = {
+            "critic_optimizer": self._critic_optimizer.state_dict(),
+            "actor_optimizer": self._actor_optimizer.state_dict(),
+        }
+        return {**super().state_dict(), **own, **optimizers}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where ``state_dict`` was taken."""
+        super().load_state_dict(state)
+        self.critic.load_state_dict(state["critic"])
+        self._target_critic.load_state_dict(state["target_critic"])
+        self._target_actor.load_state_dict(state["target_actor"])
+        self._critic_optimizer.load_state_dict(state["critic_optimizer"])
+        self._actor_optimizer.load_state_dict(state["actor_optimizer"])
