@@ -197,7 +197,7 @@ def check(config: SlurmConfig) -> SlurmConfig:
         if not re.match(r"--?[A-Za-z]", line):
             raise SlurmConfigError(f"slurm.sbatch={line}: allowed: options, such as --comment=mine")
         if SET_HERE.match(line):
-            raise SlurmConfigError(f"slurm.sbatch={line}: this option is set by the script itself, see the slurm keys")
+            raise SlurmConfigError(f"slurm.sbatch={line}: the script sets this itself; allowed: other options")
     _check_pairs(config)
     return config
 
@@ -209,7 +209,7 @@ def _check_pairs(config: SlurmConfig) -> None:
         raise SlurmConfigError(f"slurm.ntasks={config.ntasks}: allowed: at least one for each of {config.nodes} nodes")
     if config.ntasks and (spread := config._by_nodes()) and config.ntasks - config.heterogeneous > spread:
         raise SlurmConfigError(
-            f"slurm.ntasks={config.ntasks}: more than nodes x ntasks_per_node = {spread}; leave one of the three out"
+            f"slurm.ntasks={config.ntasks}: allowed: at most nodes x ntasks_per_node = {spread}, or leave one of them out"
         )
     if config.heterogeneous and config.launcher != "srun":
         raise SlurmConfigError(

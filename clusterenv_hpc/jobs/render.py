@@ -196,8 +196,9 @@ class _Script:
             yield "trap : TERM"
         yield f'{_words(words)} "${{train[@]}}" &'
         yield "launcher=$!"
-        yield "# A signal ends the wait early."
-        yield "until wait $launcher; code=$?; ! kill -0 $launcher 2>/dev/null; do :; done"
+        yield "while kill -0 $launcher 2>/dev/null; do wait $launcher; done # a signal ends the wait early"
+        yield "wait $launcher"
+        yield "code=$?"
         yield 'rm -f "$CLUSTERENV_HPC_NOTICE"'
 
 
@@ -209,9 +210,10 @@ def hydra_override(key: str, value: str) -> str:
     """
     if "${" in value:
         raise SlurmConfigError(f"{key}={value}: allowed: a value without ${{")
-    if re.fullmatch(r"[\w./+-]+", value, re.ASCII):
+    if re.fullmatch(r"/[\w./+-]*", value, re.ASCII):
         return f"{key}={value}"
-    quoted = value.replace("\\", "\\\\").replace("'", "\\'")
+    # Within quotes a backslash is itself, except before a quote.
+    quoted = re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), value)
     return f"{key}='{quoted}'"
 
 

@@ -164,9 +164,9 @@ def look_all(job: str, *, timeout_s: float = CALL_S) -> list[JobInfo]:
 def _record(line: str) -> dict[str, str]:
     """Key and value of a line of scontrol's; a value goes on until the next key."""
     found = list(re.finditer(r"(?:^|\s)([A-Za-z][\w/:]*)=", line))
-    ends = [match.start() for match in found[1:]] + [len(line)]
+    ends = [*(match.start() for match in found[1:]), len(line)]
     record: dict[str, str] = {}
-    for match, end in zip(found, ends, strict=True):
+    for match, end in zip(found, ends, strict=False):
         record.setdefault(match[1], line[match.end() : end].strip())
     return record
 
