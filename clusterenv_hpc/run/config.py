@@ -38,6 +38,9 @@ RANK_LOCAL = ("run_dir", "name", "resume", "device", "threads", "checkpoint", "e
 KEPT_ON_RESUME = ("env.id", "env.kwargs", "algo.name", "policy", "seed")
 """What a resumed run cannot change: its weights and its counters would belong to something else."""
 
+IDENTITY = {"env": "id", "algo": "name", "policy": "name", "sync": "rule"}
+"""The key of each group that tells one choice from another."""
+
 EXTRAS = {
     "gymnasium.envs.box2d": ("Box2D", "box2d"),
     "gymnasium.envs.mujoco": ("mujoco", "mujoco"),
@@ -85,8 +88,7 @@ def resume(stored: Path, overrides: Sequence[str]) -> Config:
     groups = {override.key_or_group: str(override.value()) for override in parsed if override.key_or_group in GROUPS}
     fresh = OmegaConf.structured(_compose(parsed)) if groups else tree
     for group in groups:
-        tag = VARIANTS.get(group, ("id", {}))[0]
-        if group == "slurm" or fresh[group].get(tag) != tree[group].get(tag):
+        if group == "slurm" or fresh[group].get(IDENTITY[group]) != tree[group].get(IDENTITY[group]):
             tree[group] = fresh[group]
     for override in parsed:
         if override.key_or_group not in GROUPS:
