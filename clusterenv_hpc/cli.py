@@ -29,6 +29,11 @@ COMMANDS = {
         "clusterenv_hpc.run.start:main", "train a policy, on this machine or as a rank under srun or mpiexec"
     ),
     "eval": Command("clusterenv_hpc.run.evaluate:main", "play whole episodes with a run's newest checkpoint"),
+    "submit": Command("clusterenv_hpc.jobs.commands:submit", "submit a run to Slurm, or with -m a sweep as an array"),
+    "watch": Command("clusterenv_hpc.jobs.commands:watch", "follow a job: its state and its run's live metrics"),
+    "logs": Command("clusterenv_hpc.jobs.commands:logs", "show what a job has printed"),
+    "cancel": Command("clusterenv_hpc.jobs.commands:cancel", "end jobs; their runs save first"),
+    "list": Command("clusterenv_hpc.jobs.commands:list_jobs", "your jobs that wait or run, and their runs"),
     "plot": Command("clusterenv_hpc.run.figures:main", "draw a run's return, weight requests, lag, KL and steps/s"),
     "bench": Command("clusterenv_hpc.bench.command:main", "measure rollout, transport and learner on this machine"),
     "doctor": Command("clusterenv_hpc.run.doctor:main", "check what this machine can do, and say what to change"),
@@ -44,6 +49,8 @@ examples:
   clusterenv-hpc eval latest                              or a run's name, or the start of it
   clusterenv-hpc plot latest
   srun --mpi=pmi2 clusterenv-hpc train env=lunarlander    inside a Slurm allocation: one rank for each task
+  clusterenv-hpc submit env=lunarlander slurm=cpu slurm.nodes=4 slurm.time=2:00:00
+  clusterenv-hpc watch latest                             or a job's number
 """
 
 

@@ -209,7 +209,7 @@ def _check_pairs(config: SlurmConfig) -> None:
         raise SlurmConfigError(f"slurm.ntasks={config.ntasks}: allowed: at least one for each of {config.nodes} nodes")
     if config.ntasks and (spread := config._by_nodes()) and config.ntasks - config.heterogeneous > spread:
         raise SlurmConfigError(
-            f"slurm.ntasks={config.ntasks}: allowed: at most nodes x ntasks_per_node = {spread}, or leave one of them out"
+            f"slurm.ntasks={config.ntasks}: allowed: at most nodes x ntasks_per_node = {spread}, or leave one out"
         )
     if config.heterogeneous and config.launcher != "srun":
         raise SlurmConfigError(

@@ -23,7 +23,6 @@ from clusterenv_hpc.jobs.config import SlurmConfig, SlurmConfigError, check, sec
 from clusterenv_hpc.jobs.environment import scrubbed_environment
 from clusterenv_hpc.jobs.record import Target
 from clusterenv_hpc.jobs.render import hydra_override
-from clusterenv_hpc.jobs.signals import REQUEUE_OFF
 
 CLUSTERS = ("slurm", "local", "debug")
 
@@ -61,13 +60,18 @@ class TrainRank:
             code = main(self.words)
         except SystemExit as error:  # how a worker leaves
             code = error.code if isinstance(error.code, int) else int(error.code is not None)
-        if code == REQUEUE_OFF and os.environ.get("SUBMITIT_EXECUTOR") == "local":
+        if os.environ.get("SUBMITIT_EXECUTOR") == "local" and self._interrupted():
             from submitit import JobEnvironment
 
             JobEnvironment()._requeue(0)  # starts the task again
         if code:
             raise JobFailed(f"the rank ended with exit code {code}; its output says why")
         return 0
+
+    def _interrupted(self) -> bool:
+        """Whether the signal of submitit's time limit has stopped the run."""
+        directory = next(word.partition("=")[2].strip("'") for word in self.words if word.startswith("run_dir="))
+        return (read_summary(Path(directory)) or {}).get("exit_reason") == "SIGUSR2"
 
     def checkpoint(self) -> Any:
         """For a signal that comes before the run handles signals itself: start again, and resume."""

@@ -20,7 +20,7 @@ class Interrupted(BaseException):
 
     def __init__(self, name: str) -> None:
         super().__init__(f"stopped at once by {name}; the last checkpoint is what there is")
-        self.name, self.exit_code = name, EXIT_CODES.get(name, 1) or 1
+        self.name, self.exit_code = name, 128 + signal.Signals[name]
 
 
 class StopSignals:

@@ -16,13 +16,16 @@ import socket
 import sys
 import time
 import traceback
+from collections import deque
 from typing import Any
 
 import numpy as np
 import torch
 
 from clusterenv_hpc.cluster_env import ClusterEnv
-from clusterenv_hpc.comm.channel import ClusterError
+from clusterenv_hpc.comm.channel import ClusterError, SilenceError
+from clusterenv_hpc.jobs.record import remember
+from clusterenv_hpc.jobs.signals import JobSignals
 from clusterenv_hpc.rollout import Rollout
 from clusterenv_hpc.run.build import build_learner, build_policy, build_sync, choose_device, choose_threads, spaces_of
 from clusterenv_hpc.run.checkpoint import CheckpointStore, Loaded
@@ -138,10 +141,13 @@ class LearnerRun:
         self.exit_reason = "running"
         self.saved_at = -1
         self.confirm_from = 0
+        self.job: JobSignals | None = None
+        self.update_s: deque[float] = deque([0.0], maxlen=20)
 
     def run(self) -> int:
         """From the first object to the last line; returns the exit code."""
         config = self.config
+        self.job = self.enter_job()
         device = choose_device(config.device)
         observation_space, action_space = spaces_of(config.env)
         policy_seed, learner_seed, _ = seeds_of(config.seed, 0)
@@ -172,15 +178,39 @@ class LearnerRun:
         text = closing(config, self.dir, self.tally, self.exit_reason, self.result)
         self.log.write(text)
         print(text, flush=True)
+        if self.job is not None and self.job.wish and self.exit_reason == self.job.reason:
+            return self.job.leave().exit_code
         return EXIT_CODES.get(self.exit_reason, 0)
+
+    def enter_job(self) -> JobSignals | None:
+        """Within a Slurm job: what its end is, and how to be requeued; the run's directory remembers the job."""
+        slurm = self.config.slurm
+        signals = JobSignals(slurm.signal, lead_s=slurm.lead_s, requeue=slurm.requeue, say=self.say)
+        if signals.job is None:
+            return None
+        remember(self.dir.path, signals.job.label)
+        left = f"{signals.time_left:,.0f} s" if signals.time_left is not None else "unlimited"
+        self.log.write(
+            f"job {signals.job.label} on {','.join(signals.job.nodes)}, restart {signals.job.restart_count}, "
+            f"time left: {left}"
+        )
+        return signals
+
+    def asked_to_stop(self) -> str | None:
+        """Why to stop before the next update, if there is a reason: a signal, or no time for it before the limit."""
+        if self.job is None or self.stop.reason in ("SIGINT", "SIGHUP"):
+            return self.stop.reason
+        if self.stop.reason is not None:
+            self.job.note(self.stop.reason)
+        return self.job.reason if self.job.look(max(self.update_s)) else None
 
     def loop(self, envs: ClusterEnv, metrics: MetricsWriter) -> str:
         """Updates until the steps are used up, the task is solved or a signal came; returns which of these."""
         config, tally = self.config, self.tally
         last_save = last_summary = time.monotonic()
         while tally.env_steps < config.total_steps:
-            if self.stop.reason is not None:
-                return self.stop.reason
+            if (reason := self.asked_to_stop()) is not None:
+                return reason
             began = time.perf_counter()
             rollout = trim(envs.rollout(config.algo.num_steps), config.total_steps - tally.env_steps)
             if rollout.env_steps == 0:  # every environment was being reset
@@ -189,6 +219,7 @@ class LearnerRun:
             learned = self.learner.update(rollout, tally.env_steps / config.total_steps)
             envs.publish()
             ended = time.perf_counter()
+            self.update_s.append(ended - began)
             record = tally.add(rollout, envs.stats, ended - began)
             record |= {"collect_s": collected - began, "learn_s": ended - collected, "version": envs.version, **learned}
             metrics.write(record)
@@ -253,7 +284,8 @@ class LearnerRun:
     def fail(self, line: str, error: BaseException) -> None:
         """Writes down why the run ends, as far as there is a run and that can be done."""
         self.progress.close()
-        self.exit_reason = error.name if isinstance(error, Interrupted) else f"failed: {line}"
+        kind = "lost a rank" if isinstance(error, SilenceError) else "failed"
+        self.exit_reason = error.name if isinstance(error, Interrupted) else f"{kind}: {line}"
         try:
             if self.envs is not None:
                 self.write_summary()
