@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import os
 import sys
 from collections.abc import Callable, Generator, Mapping
 from typing import Any
@@ -14,24 +12,23 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from .comm.channel import Backoff, Channel, ClusterError, HandshakeError
+from .comm.channel import Backoff, ClusterError
 from .comm.codec import decode, encode
-from .comm.local import LocalHub
 from .comm.messages import Command
-from .comm.world import Ending, in_mpi_world, open_mpi_channel
+from .comm.world import Ending, default_backoff
 from .crew import Crew
 from .detach import Detached
 from .envs.build import EnvSource
 from .envs.infos import array_leaves, check_actions, merge_infos, slice_actions
 from .envs.spaces import decode_space, join, leaves
 from .handshake import software_versions
-from .jobs.environment import world_problem
 from .policies import num_weights
 from .policies import weights_layout as policy_layout
+from .roles import local_channel, open_channel, serve
 from .rollout import Rollout
 from .stats import Stats
 from .sync import Always, SyncRule
-from .worker import Worker, WorkerSettings, run_worker
+from .worker import WorkerSettings
 
 
 class ClusterEnv(VectorEnv[Any, Any, Any]):
@@ -52,6 +49,8 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         backend: ``sync`` (bit-equal to ``SyncVectorEnv``), ``vector`` or ``envpool``.
         autoreset_mode: for ``step``, as in Gymnasium (``sync`` backend only; the others have their own).
         num_workers: workers within this process where there is one rank; default 1.
+        env_ranks: how many ranks each environment spans, if it is an MPI program itself: a worker is then a group of
+            ranks, and every rank of it builds the environment with the group's communicator as ``comm``.
         num_probes: how many states of a rollout the divergence is measured on.
         timeout: seconds without any sign of life from a worker that are taken for its death.
         learner_timeout: seconds without word from the learner after which a worker ends the job.
@@ -80,6 +79,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         backend: str = "sync",
         autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
         num_workers: int | None = None,
+        env_ranks: int = 1,
         num_probes: int = 64,
         timeout: float = 600.0,
         learner_timeout: float = 3600.0,
@@ -101,16 +101,18 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         settings = WorkerSettings(source, self.num_envs, config_hash, seed, num_probes, timeout, not exit_workers)
         if on_worker_loss not in ("abort", "continue"):
             raise ValueError(f"on_worker_loss must be 'abort' or 'continue', got {on_worker_loss!r}")
-        channel = _open_channel(comm, num_workers, settings, policy, rule, on_worker_loss == "continue")
-        backoff = backoff or Backoff(spin_s=20e-6 if channel.oversubscribed else 100e-6)
+        channel, group = open_channel(comm, num_workers, _whole("env_ranks", env_ranks), on_worker_loss == "continue")
+        if channel is None and group is None:
+            workers = 1 if num_workers is None else _whole("num_workers", num_workers)
+            channel = local_channel(workers, settings, policy, rule)
         self.backend, self.stats = backend, Stats()
-        self.is_learner = channel.rank == 0
-        if not self.is_learner:
+        self.is_learner = channel is not None and channel.rank == 0
+        if channel is None or channel.rank:
             self.closed = True
-            _serve(channel, settings, policy, rule, backoff, learner_timeout)
+            serve(channel, group, settings, policy, rule, backoff, learner_timeout)
             return
         self._seed, self._was_reset, self._sequence = seed, False, 0
-        self._crew = crew = Crew(channel, self.stats, timeout, backoff)
+        self._crew = crew = Crew(channel, self.stats, timeout, backoff or default_backoff(channel))
         self._ending = Ending(channel, "learner", self._leave) if channel.transport != "local" else None
         own = {
             "rank": 0,
@@ -388,49 +390,3 @@ def _checked_mask(mask: Any, num_envs: int) -> NDArray[np.bool_]:
     if not mask.any():
         raise ValueError(f"`options['reset_mask']` must contain at least one True value, got reset_mask={mask}")
     return mask
-
-
-def _open_channel(
-    comm: Any,
-    num_workers: int | None,
-    settings: WorkerSettings,
-    policy: torch.nn.Module | None,
-    rule: SyncRule | None,
-    survive: bool,
-) -> Channel:
-    """MPI where there are several ranks; else a channel within this process, with its workers."""
-    if comm is not None or in_mpi_world():
-        channel = open_mpi_channel(comm, survive)
-        problem = world_problem(channel.size, os.environ) if comm is None else None
-        if problem is not None:
-            raise HandshakeError(problem)
-        if channel.size > 1:
-            if num_workers is not None and num_workers != channel.size - 1:
-                raise HandshakeError(
-                    f"num_workers={num_workers}, but the job has {channel.size} ranks: one learner and "
-                    f"{channel.size - 1} workers; start {num_workers + 1} ranks, or leave num_workers out"
-                )
-            return channel
-    hub = LocalHub(1 + (1 if num_workers is None else _whole("num_workers", num_workers)))
-    for rank in range(1, hub.size):
-        # A copy, as on a rank of its own: the local policy must be able to lag behind.
-        local = None if policy is None else copy.deepcopy(policy).to("cpu")
-        hub.add_worker(rank, Worker(hub.channel(rank), settings, local, rule).serve())
-    return hub.channel(0)
-
-
-def _serve(
-    channel: Channel,
-    settings: WorkerSettings,
-    policy: torch.nn.Module | None,
-    rule: SyncRule | None,
-    backoff: Backoff,
-    timeout: float,
-) -> None:
-    """A worker rank's life.  Ends the process, unless the workers are to go on with the script."""
-    torch.set_num_threads(1)
-    ending = Ending(channel, "worker", lambda clean: clean)
-    run_worker(Worker(channel, settings, None if policy is None else policy.to("cpu"), rule), channel, backoff, timeout)
-    ending.withdraw()
-    if not settings.leave_on_close:
-        raise SystemExit(0)

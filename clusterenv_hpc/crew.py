@@ -57,7 +57,7 @@ class Crew:
             return len(hellos) == count
 
         def complaint() -> str:
-            silent = [str(rank) for rank in range(1, count + 1) if rank not in hellos]
+            silent = [str(channel.world_rank(rank)) for rank in range(1, count + 1) if rank not in hellos]
             return (
                 f"rank 0 (learner, {channel.host}) heard nothing from rank {', '.join(silent)} within "
                 f"{self._timeout_s:g} s at the start: do all ranks run the same script up to ClusterEnv, and can their "
@@ -131,7 +131,7 @@ class Crew:
         if self.lost:
             peer = self.lost[0]
             self.broken = True
-            raise WorkerError(f"{peer.name} is dead, and {what} needs every environment", peer.rank, peer.host)
+            raise WorkerError(f"{peer.name} is dead, and {what} needs every environment", peer.world_rank, peer.host)
 
     def listen(self) -> None:
         """Take every report that has come."""
@@ -146,6 +146,7 @@ class Crew:
             report = decode(body)
             row, cause = report["row"], report["cause"]
             where = "" if row is None or f"environment {row}" in cause else f" in environment {row}"
+            rank = self.channel.world_rank(rank)
             message = f"rank {rank} (worker, {report['host']}) failed{where}: {cause}"
             raise WorkerError(message, rank, report["host"], report["traceback"])
         if kind == Report.LEFT:
@@ -161,7 +162,7 @@ class Crew:
             peer.infos.append(body)
         elif kind == Report.REQUEST:
             self.stats.received["request"].add(len(data))
-            self.stats.requests[rank] += 1
+            self.stats.requests[peer.world_rank] += 1
             peer.wants_weights = True
         elif kind == Report.STOPPED:
             peer.stopped = True

@@ -138,7 +138,7 @@ class Detached:
                     whole[name][:, first : first + peer.num_envs] = part
             first += peer.num_envs
         versions = np.concatenate([_spread(views["versions"], peer.num_envs) for peer, views in parts], axis=1)
-        ranks = np.concatenate([np.full(peer.num_envs, peer.rank) for peer, _ in parts])
+        ranks = np.concatenate([np.full(peer.num_envs, peer.world_rank) for peer, _ in parts])
         episodes = [_episodes(views, peer.rows.start) for peer, views in parts]
         merged = Episodes(
             *(np.concatenate([getattr(part, key) for part in episodes]) for key in ("returns", "lengths", "rows"))
@@ -241,9 +241,9 @@ class Detached:
         stats.received["rollout"].add(
             layout.fields["episodes"][0] + int(header["episodes"]) * views["episodes"].itemsize
         )
-        stats.env_steps[peer.rank] += int(np.count_nonzero(views["valid"]))
+        stats.env_steps[peer.world_rank] += int(np.count_nonzero(views["valid"]))
         for stage in ("env", "policy", "wait"):
-            stats.seconds[peer.rank][stage] += float(header[f"seconds_{stage}"])
+            stats.seconds[peer.world_rank][stage] += float(header[f"seconds_{stage}"])
         if header["kl_count"]:
             stats.kl_sum += float(header["kl_sum"])
             stats.kl_count += int(header["kl_count"])
@@ -257,7 +257,7 @@ class Detached:
         return views
 
     def _single(self, peer: Peer, views: dict[str, NDArray[Any]]) -> Rollout:
-        rows, ranks = np.arange(peer.rows.start, peer.rows.stop), np.full(peer.num_envs, peer.rank)
+        rows, ranks = np.arange(peer.rows.start, peer.rows.stop), np.full(peer.num_envs, peer.world_rank)
         versions = _spread(views["versions"], peer.num_envs)
         return self._build(views, versions, rows, ranks, _episodes(views, peer.rows.start))
 

@@ -42,6 +42,13 @@ class Hello:
     sync: dict[str, Any]
     metadata: dict[str, Any]
     render_mode: str | None
+    world_rank: int | None = None
+    """The rank in the whole job, where that is another."""
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return f"rank {self.rank if self.world_rank is None else self.world_rank} ({self.host})"
 
     def pack(self) -> bytes:
         """As a note's body."""
@@ -117,7 +124,7 @@ def compare(hellos: Sequence[Hello], own: dict[str, Any]) -> Hello:
     me = f"rank {own['rank']} ({own['host']}, learner)"
     one_script = "every rank must run the same script with the same arguments"
     for hello in hellos:
-        you = f"rank {hello.rank} ({hello.host})"
+        you = hello.name
         for package, version in own["versions"].items():
             if hello.versions.get(package) != version:
                 raise _differ(
@@ -147,8 +154,8 @@ def compare(hellos: Sequence[Hello], own: dict[str, Any]) -> Hello:
             mine, theirs = getattr(reference, key), getattr(hello, key)
             if mine != theirs:
                 raise _differ(
-                    what, _show(key, mine), f"rank {reference.rank} ({reference.host})",
-                    _show(key, theirs), f"rank {hello.rank} ({hello.host})",
+                    what, _show(key, mine), reference.name,
+                    _show(key, theirs), hello.name,
                     "the same environment must be built on every rank",
                 )  # fmt: skip
     return reference

@@ -42,6 +42,7 @@ class Peer:
 
     def __init__(self, channel: Channel, hello: Hello) -> None:
         self.rank, self.host, self.pid = hello.rank, hello.host, hello.pid
+        self.world_rank = channel.world_rank(hello.rank)
         self.rows = slice(*hello.rows)
         self.num_envs = hello.rows[1] - hello.rows[0]
         self.replies: list[bytes] = []
@@ -58,7 +59,7 @@ class Peer:
     @property
     def name(self) -> str:
         """For messages."""
-        return f"rank {self.rank} (worker, {self.host})"
+        return f"rank {self.world_rank} (worker, {self.host})"
 
     def prepare_steps(self, observation_leaves: tuple[Leaf, ...], action_leaves: tuple[Leaf, ...]) -> None:
         """Make the ports for ``reset`` and ``step``."""

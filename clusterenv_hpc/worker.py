@@ -32,6 +32,7 @@ from .comm.messages import (
     weights_layout,
 )
 from .envs.build import EnvError, EnvSource, SyncEnvs, build_vector_env, failing_row
+from .envs.group import LEAVE, Group
 from .envs.spaces import encode_space, join, leaves
 from .handshake import Hello, deal, plain_metadata, software_versions, this_process
 from .policies import check_policy, distribution_of, load_flat_weights, num_weights
@@ -39,6 +40,17 @@ from .policies import weights_layout as policy_layout_of
 from .sync import SyncRule
 
 ALIVE_EVERY_S = 5.0
+NO_ENVIRONMENTS: dict[str, Any] = {
+    "observation_space": b"",
+    "action_space": b"",
+    "autoreset_mode": "",
+    "separate_next": False,
+    "num_params": 0,
+    "metadata": {},
+    "render_mode": None,
+}
+"""What a worker says of its environments where it holds none."""
+
 GRACE_S = 5.0
 """How long a failed worker leaves the learner to report the failure before it ends the job itself."""
 
@@ -64,12 +76,18 @@ class Worker:
         settings: what to build.
         policy: the local copy; None without one.
         rule: when to ask for weights.
+        group: the ranks that this worker's environments span; None: this one alone.
     """
 
     def __init__(
-        self, channel: Channel, settings: WorkerSettings, policy: torch.nn.Module | None, rule: SyncRule | None
+        self,
+        channel: Channel,
+        settings: WorkerSettings,
+        policy: torch.nn.Module | None,
+        rule: SyncRule | None,
+        group: Group | None = None,
     ):
-        self.channel, self.settings, self.policy, self.rule = channel, settings, policy, rule
+        self.channel, self.settings, self.policy, self.rule, self.group = channel, settings, policy, rule, group
         first, last = deal(settings.num_envs, channel.size - 1)[channel.rank - 1]
         self.rows = (first, last)
         self._collector: Collector | None = None
@@ -151,16 +169,21 @@ class Worker:
         settings, first, last = self.settings, *self.rows
         policy = self.policy
         hello: dict[str, Any] = {
-            "rank": self.channel.rank, **this_process(), "rows": self.rows, "versions": software_versions(),
-            "config_hash": settings.config_hash, "num_envs": settings.num_envs, "backend": settings.source.backend,
+            "rank": self.channel.rank,
+            "world_rank": self.channel.world_rank(self.channel.rank),
+            **this_process(),
+            "rows": self.rows,
+            "versions": software_versions(),
+            "config_hash": settings.config_hash,
+            "num_envs": settings.num_envs,
+            "backend": settings.source.backend,
             "policy_layout": "" if policy is None else str(policy_layout_of(policy)),
             "num_weights": 0 if policy is None else num_weights(policy),
             "sync": {} if self.rule is None else self.rule.describe(),
-            "observation_space": b"", "action_space": b"", "autoreset_mode": "", "separate_next": False,
-            "num_params": 0, "metadata": {}, "render_mode": None,
-        }  # fmt: skip
+            **NO_ENVIRONMENTS,
+        }
         if last > first:
-            envs = build_vector_env(settings.source, last - first, first)
+            envs = build_vector_env(settings.source, last - first, first, self.group)
             distribution = None
             if policy is not None:
                 policy.eval()
@@ -202,7 +225,7 @@ class Worker:
             if arrived is not None and arrived[1][0] == Command.LEAVE:
                 return
             yield False
-        where = f"rank {self.channel.rank} (worker, {self.channel.host})"
+        where = f"rank {self.channel.world_rank(self.channel.rank)} (worker, {self.channel.host})"
         print(f"clusterenv-hpc: {where} failed: {cause}\n{trace}", file=sys.stderr, flush=True)
         self.channel.abort(1)
 
@@ -212,6 +235,8 @@ class Worker:
                 port.free()
         if self._collector is not None:
             self._collector.envs.close()
+        if self.group is not None:
+            self.group.tell(LEAVE)
         self.channel.send_note(0, Tag.REPORT, note(Report.LEFT))
 
     # -- plain Gymnasium ---------------------------------------------------------------------------------------------
@@ -479,10 +504,11 @@ def _demand_sendable(value: Any, row: int, name: str) -> None:
 def run_worker(worker: Worker, channel: Channel, backoff: Backoff, timeout_s: float) -> None:
     """Drive ``worker`` until it leaves.  If nothing is heard from the learner for ``timeout_s``, end the job."""
     deadline = Deadline(timeout_s)
+    who = f"rank {channel.world_rank(channel.rank)} (worker, {channel.host})"
     for busy in worker.serve():
         channel.progress()
         if 0 in channel.lost:
-            print(f"clusterenv-hpc: rank {channel.rank} (worker, {channel.host}): the learner is dead", file=sys.stderr)
+            print(f"clusterenv-hpc: {who}: the learner is dead", file=sys.stderr)
             raise SystemExit(1)
         if busy:
             backoff.reset()
@@ -490,8 +516,8 @@ def run_worker(worker: Worker, channel: Channel, backoff: Backoff, timeout_s: fl
             continue
         if deadline.passed:
             print(
-                f"clusterenv-hpc: rank {channel.rank} (worker, {channel.host}) heard nothing from the learner (rank 0) "
-                f"for {timeout_s:g} s and ends the job; raise learner_timeout if it needs longer between rollouts",
+                f"clusterenv-hpc: {who} heard nothing from the learner (rank 0) for "
+                f" {timeout_s:g} s and ends the job; raise learner_timeout if it needs longer between rollouts",
                 file=sys.stderr,
                 flush=True,
             )

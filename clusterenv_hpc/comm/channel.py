@@ -73,6 +73,10 @@ class Channel(ABC):
     lost: frozenset[int] = frozenset()
     """Ranks known to be dead, where the transport survives that."""
 
+    def world_rank(self, rank: int) -> int:
+        """The rank in the whole job of this channel's ``rank``; what messages to people name."""
+        return rank
+
     @abstractmethod
     def incoming(self, buffer: Buffer, peer: int, tag: int) -> Port:
         """A port that receives into ``buffer``; messages may be shorter than it."""

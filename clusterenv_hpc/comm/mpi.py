@@ -18,7 +18,7 @@ mpi4py.rc.threads = False  # one thread per rank speaks MPI; full thread support
 
 from mpi4py import MPI  # noqa: E402
 
-from .channel import ANY_PEER, Backoff, Channel, ClusterError, Deadline, Handle, Port  # noqa: E402
+from .channel import ANY_PEER, Backoff, Channel, ClusterError, Deadline, Handle, HandshakeError, Port  # noqa: E402
 from .messages import Buffer  # noqa: E402
 
 
@@ -62,11 +62,15 @@ class MpiChannel(Channel):
 
     Args:
         comm: the communicator to duplicate (collective: every rank of it must do the same); rank 0 is the learner.
+        world: the communicator of the whole job, where ``comm`` is a part of it.
     """
 
-    def __init__(self, comm: Any = None) -> None:
+    def __init__(self, comm: Any = None, world: Any = None) -> None:
         parent = MPI.COMM_WORLD if comm is None else comm
+        self._world = parent if world is None else world
         self._comm = parent.Dup()
+        ranks = list(range(parent.Get_size()))
+        self._world_ranks = MPI.Group.Translate_ranks(parent.Get_group(), ranks, self._world.Get_group())
         self.rank, self.size = self._comm.Get_rank(), self._comm.Get_size()
         self.host = socket.gethostname()
         name, version = MPI.get_vendor()
@@ -75,6 +79,9 @@ class MpiChannel(Channel):
         self.oversubscribed = node.Get_size() > len(os.sched_getaffinity(0))
         node.Free()
         self._outbox: list[MpiHandle] = []
+
+    def world_rank(self, rank: int) -> int:
+        return int(self._world_ranks[rank])
 
     def incoming(self, buffer: Buffer, peer: int, tag: int) -> Port:
         return MpiPort(self._comm.Recv_init([buffer, MPI.BYTE], peer, tag), buffer, receives=True)
@@ -134,8 +141,25 @@ class MpiChannel(Channel):
     def abort(self, code: int) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
-        self._comm.Abort(code)
+        self._world.Abort(code)
 
     def close(self) -> None:
         # The duplicate is not freed: that is collective in some MPIs, and a dead rank would never come.
         self._reap()
+
+
+def split(comm: Any, group_size: int) -> tuple[Any, Any]:
+    """Deal the ranks behind rank 0 out into groups of ``group_size``.  Collective over ``comm``.
+
+    Returns ``(learner and the first rank of each group, this rank's group)``; None for what this rank is not part of.
+    """
+    rank, size = comm.Get_rank(), comm.Get_size()
+    if size < 2 or (size - 1) % group_size:
+        raise HandshakeError(
+            f"environments that span {group_size} ranks need 1 + W * {group_size} ranks (one learner, W workers), "
+            f"but the job has {size}; start another number of ranks"
+        )
+    leads = rank == 0 or (rank - 1) % group_size == 0
+    outer = comm.Split(0 if leads else MPI.UNDEFINED, rank)
+    inner = comm.Split(MPI.UNDEFINED if rank == 0 else (rank - 1) // group_size, rank)
+    return (outer if leads else None), (inner if rank else None)

@@ -26,8 +26,8 @@ class UlfmChannel(MpiChannel):
         ClusterError: this MPI cannot survive the death of a rank.
     """
 
-    def __init__(self, comm: Any = None) -> None:
-        super().__init__(comm)
+    def __init__(self, comm: Any = None, world: Any = None) -> None:
+        super().__init__(comm, world)
         name, version = MPI.get_vendor()
         if name != "Open MPI" or version[0] < 5:
             raise ClusterError(

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
-from .channel import Channel, ClusterError
+from .channel import Backoff, Channel, ClusterError
 
 _LAUNCHERS = ("PMI_RANK", "PMI_SIZE", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "MPI_LOCALRANKID")
 
@@ -28,19 +28,49 @@ def in_mpi_world(environ: Mapping[str, str] | None = None) -> bool:
     return "SLURM_PROCID" in environ and tasks.isdigit() and int(tasks) > 1
 
 
+def world_size(comm: Any) -> int:
+    """How many ranks ``comm`` (``COMM_WORLD`` for None) has."""
+    from .mpi import MPI
+
+    return int((MPI.COMM_WORLD if comm is None else comm).Get_size())
+
+
+def default_backoff(channel: Channel) -> Backoff:
+    """How to wait on ``channel``: where ranks share cores, the one that has work needs them sooner."""
+    return Backoff(spin_s=20e-6 if channel.oversubscribed else 100e-6)
+
+
 def open_mpi_channel(comm: Any, survive: bool = False) -> Channel:
     """A channel over ``comm`` (``COMM_WORLD`` for None); starts MPI if nobody has.  Collective.
 
     Args:
         survive: outlive the death of a rank; needs an MPI that can.
     """
+    return _channel(survive)(comm)
+
+
+def open_groups(comm: Any, group_size: int, survive: bool = False) -> tuple[Channel | None, tuple[Any, Channel] | None]:
+    """The same where each worker is a group of ranks.
+
+    Returns this rank's channel to the learner (None on a group's followers), and its group's communicator with a
+    channel over it (None on the learner).
+    """
+    from .mpi import MPI, MpiChannel, split
+
+    world = MPI.COMM_WORLD if comm is None else comm
+    outer, inner = split(world, group_size)
+    channel = None if outer is None else _channel(survive)(outer, world)
+    return channel, None if inner is None else (inner, MpiChannel(inner, world))
+
+
+def _channel(survive: bool) -> Callable[..., Channel]:
     if survive:
         from .ulfm import UlfmChannel
 
-        return UlfmChannel(comm)
+        return UlfmChannel
     from .mpi import MpiChannel
 
-    return MpiChannel(comm)
+    return MpiChannel
 
 
 class Ending:

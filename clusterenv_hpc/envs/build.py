@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+
+from .group import Group, GroupEnv
 
 AutoresetModeLike = AutoresetMode | str
 BACKENDS = ("sync", "vector", "envpool")
@@ -95,9 +98,15 @@ def _settled(info: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _make_one(source: EnvSource, row: int) -> gym.Env[Any, Any]:
+def make_env(source: EnvSource, row: int, group: Group | None = None) -> gym.Env[Any, Any]:
+    """One environment, or this rank's part of one that spans a group of ranks.
+
+    Raises:
+        EnvError: it could not be built; the message names its row in the whole.
+    """
+    kwargs = dict(source.kwargs) if group is None else {**source.kwargs, "comm": group.comm}
     try:
-        env = gym.make(source.env, **source.kwargs) if isinstance(source.env, str) else source.env(**source.kwargs)
+        env = gym.make(source.env, **kwargs) if isinstance(source.env, str) else source.env(**kwargs)
     except Exception as error:
         raise EnvError(
             f"environment {row} ({source.env_id}) could not be built: {type(error).__name__}: {error}", row
@@ -107,21 +116,29 @@ def _make_one(source: EnvSource, row: int) -> gym.Env[Any, Any]:
     return env
 
 
-def build_vector_env(source: EnvSource, num_envs: int, first_row: int = 0) -> VectorEnv[Any, Any, Any]:
+def build_vector_env(
+    source: EnvSource, num_envs: int, first_row: int = 0, group: Group | None = None
+) -> VectorEnv[Any, Any, Any]:
     """The vector environment of one worker.
 
     Args:
         source: what to build.
         num_envs: how many environments.
         first_row: the row, in the whole, of the first of them; for messages only.
+        group: the ranks that each environment spans; None: this one alone.
 
     Raises:
         EnvError: it could not be built; the message names the environment's row.
     """
     if source.backend == "sync":
         rows = range(first_row, first_row + num_envs)
+
+        def make(index: int) -> gym.Env[Any, Any]:
+            env = make_env(source, first_row + index, group)
+            return env if group is None else GroupEnv(env, group, index)
+
         try:
-            return SyncEnvs([lambda row=row: _make_one(source, row) for row in rows], source.autoreset_mode)  # type: ignore[misc]
+            return SyncEnvs([partial(make, index) for index in range(num_envs)], source.autoreset_mode)
         except RuntimeError as error:
             if isinstance(error, EnvError):
                 raise
