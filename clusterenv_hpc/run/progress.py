@@ -21,6 +21,17 @@ def number(value: float | None, digits: int = 1) -> str:
     return "-" if value is None or value != value else f"{value:,.{digits}f}"
 
 
+def _columns(stream: TextIO) -> int | None:
+    """How wide a bar is to be: as the launching process says; None for as wide as the terminal is at any time."""
+    told = os.environ.get("CLUSTERENV_HPC_COLUMNS", "")
+    if told.isdigit() and int(told) > 0:
+        return int(told)
+    try:
+        return None if os.get_terminal_size(stream.fileno()).columns > 0 else 100
+    except (OSError, ValueError):  # no terminal, or one that does not know
+        return 100
+
+
 class Progress:
     """Shows no progress, only what is said; the others are variations of it."""
 
@@ -43,15 +54,16 @@ class Bar(Progress):
 
     def __init__(self, total_steps: int, done: int, stream: TextIO) -> None:
         super().__init__(stream)
-        columns = os.environ.get("CLUSTERENV_HPC_COLUMNS", "")
+        columns = _columns(stream)
         self._bar = tqdm(
             total=total_steps,
             initial=done,
             file=stream,
             unit="step",
             unit_scale=True,
-            ncols=int(columns) if columns.isdigit() and int(columns) > 0 else None,
-            dynamic_ncols=not columns,
+            ncols=columns,
+            nrows=None if columns is None else 24,  # a terminal that says it has no lines would be shown nothing
+            dynamic_ncols=columns is None,
             bar_format="{percentage:3.0f}% |{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]",
         )
 

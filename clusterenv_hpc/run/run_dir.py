@@ -92,10 +92,13 @@ def claim(config: Config) -> RunDir:
 
 
 def _claim_free(name: str) -> RunDir:
+    try:
+        RUNS.mkdir(exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"run_dir={RUNS / name}: cannot be made: {error.strerror or error}") from error
     for number in range(1, 10_000):
         run = RunDir(RUNS / (name if number == 1 else f"{name}-{number}"))
         try:
-            RUNS.mkdir(exist_ok=True)
             run.path.mkdir()  # fails where it exists, so that two starts at once get two names
         except FileExistsError:
             continue
