@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -187,6 +187,9 @@ class Worker:
             distribution = None
             if policy is not None:
                 policy.eval()
+                be_worker: Callable[[int, int], None] | None = getattr(policy, "for_worker", None)
+                if be_worker is not None:  # what it explores with may depend on who it is
+                    be_worker(self.channel.rank - 1, self.channel.size - 1)
                 check_policy(policy, envs.single_observation_space, envs.single_action_space)
                 distribution = distribution_of(policy, envs.single_action_space)
                 hello["num_params"] = distribution.num_params

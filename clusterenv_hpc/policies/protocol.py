@@ -11,6 +11,8 @@ and, all optional,
     distribution                                      attribute; default: ``distribution_for(action_space)``
     acting_parameters() -> iterable of tensors        what a worker needs to act; default: every parameter and every
                                                       floating-point buffer.  Leave the critic out: less travels.
+    for_worker(index, count)                          called once on each worker's own copy, index from 0: workers may
+                                                      explore differently
 
 ``observations`` is a tree of tensors ``[N, ...]``: a tensor for a plain space, a dict or tuple of trees for a nested
 one, each in its space's own dtype (so uint8 images arrive as uint8).  N varies from call to call.
