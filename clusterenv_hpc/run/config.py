@@ -28,7 +28,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from clusterenv_hpc.jobs.config import check as check_slurm
-from clusterenv_hpc.run.schema import VARIANTS, Config, EnvConfig, out_of_range
+from clusterenv_hpc.run.schema import VARIANTS, Config, EnvConfig
+from clusterenv_hpc.settings import out_of_range
 
 GROUPS = ("env", "algo", "policy", "sync", "slurm")
 

@@ -6,31 +6,13 @@ The help text, the range checks and the type errors are all read from here.  Val
 
 from __future__ import annotations
 
-import dataclasses
-import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from operator import ge, gt, le, lt
 from typing import Any
 
 from omegaconf import MISSING
 
 from clusterenv_hpc.jobs.config import SlurmConfig
-
-
-def about(
-    help: str,
-    *,
-    choices: tuple[str, ...] = (),
-    **bounds: float,
-) -> dict[str, Any]:
-    """A field's metadata: its meaning, and the values allowed: a set of words, or bounds named ge, gt, le, lt."""
-    return {"help": help, "choices": choices, **bounds}
-
-
-def key(default: Any, help: str, **allowed: Any) -> Any:
-    """A dataclass field with its default and what :func:`about` says of it."""
-    return field(default=default, metadata=about(help, **allowed))
+from clusterenv_hpc.settings import about, key
 
 
 @dataclass
@@ -201,30 +183,3 @@ VARIANTS: dict[str, tuple[str, dict[str, type]]] = {
     "sync": ("rule", {"aps": APSSync, "always": AlwaysSync, "every_k": EveryKSync, "never": NeverSync}),
 }
 """Groups whose keys depend on the choice: the key that names the choice, and the schema of each."""
-
-
-def out_of_range(config: Any, prefix: str = "") -> Iterator[str]:
-    """One line for each value of ``config`` (a schema's instance) that its key does not allow."""
-    for spec in dataclasses.fields(config):
-        value, path = getattr(config, spec.name), f"{prefix}{spec.name}"
-        if dataclasses.is_dataclass(value):
-            yield from out_of_range(value, f"{path}.")
-        elif value is not None and (allowed := _allowed(value, spec.metadata)):
-            yield f"{path}={value}: {allowed}"
-
-
-def _allowed(value: Any, metadata: Any) -> str | None:
-    """What the key allows, where ``value`` is something else; None where it is fine."""
-    if choices := metadata.get("choices"):
-        return None if value in choices else f"allowed: {', '.join(choices)}"
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return None
-    bounds = [
-        (sign, metadata[name], holds)
-        for name, sign, holds in (("ge", ">=", ge), ("gt", ">", gt), ("le", "<=", le), ("lt", "<", lt))
-        if metadata.get(name) is not None
-    ]
-    if math.isfinite(value) and all(holds(value, bound) for _, bound, holds in bounds):
-        return None
-    limits = " and ".join(f"{sign} {bound}" for sign, bound, _ in bounds)
-    return f"allowed: {'an integer' if isinstance(value, int) else 'a finite number'} {limits}".rstrip()
