@@ -79,6 +79,7 @@ def make_envs(config: Config, policy: torch.nn.Module, *, comm: Any, update: int
         num_workers=config.worker_count,
         config_hash=config_hash(config),
         first_version=version,
+        on_worker_loss="continue" if config.slurm.launcher == "ulfm" else "abort",
     )
 
 
@@ -284,7 +285,9 @@ class LearnerRun:
     def fail(self, line: str, error: BaseException) -> None:
         """Writes down why the run ends, as far as there is a run and that can be done."""
         self.progress.close()
-        kind = "lost a rank" if isinstance(error, SilenceError) else "failed"
+        # An exception from MPI itself: the other side of some message is gone.
+        lost = isinstance(error, SilenceError) or type(error).__module__.startswith("mpi4py")
+        kind = "lost a rank" if lost else "failed"
         self.exit_reason = error.name if isinstance(error, Interrupted) else f"{kind}: {line}"
         try:
             if self.envs is not None:
