@@ -85,7 +85,7 @@ class TD3(OffPolicyLearner):
             "critic_optimizer": self._critic_optimizer.state_dict(),
             "actor_optimizer": self._actor_optimizer.state_dict(),
         }
-        return {**super().state_dict(), **own, **optimizers}
+        return {**super().state_dict(), **own, **optimizers, "actor_loss": self._actor_loss.clone()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where ``state_dict`` was taken."""
@@ -93,5 +93,6 @@ class TD3(OffPolicyLearner):
         self.critic.load_state_dict(state["critic"])
         self._target_critic.load_state_dict(state["target_critic"])
         self._target_actor.load_state_dict(state["target_actor"])
+        self._actor_loss = state["actor_loss"].to(self.device)
         self._critic_optimizer.load_state_dict(state["critic_optimizer"])
         self._actor_optimizer.load_state_dict(state["actor_optimizer"])

@@ -19,6 +19,15 @@ from clusterenv_hpc.policies import ActorCritic, EpsilonGreedy, PolicyError, QNe
 VECTOR, THREE = spaces.Box(-1, 1, (4,)), spaces.Discrete(3)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Networks this small gain nothing from threads, and threads that wait for each other make the tests slow."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 def probabilities(params):
     """Of each action, by the definition."""
     n, epsilon = params.shape[-1] - 1, params[..., -1:]
