@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from clusterenv_hpc.cluster_env import ClusterEnv as ClusterEnv
+    from clusterenv_hpc.jobs.launch import launch as launch
     from clusterenv_hpc.rollout import Rollout as Rollout
     from clusterenv_hpc.sync import APS as APS
     from clusterenv_hpc.sync import Always as Always
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["APS", "Always", "ClusterEnv", "EveryK", "Never", "Rollout", "__version__"]
+__all__ = ["APS", "Always", "ClusterEnv", "EveryK", "Never", "Rollout", "__version__", "launch"]
 
 _HOMES = {
     "ClusterEnv": "clusterenv_hpc.cluster_env",
@@ -28,6 +29,7 @@ _HOMES = {
     "Always": "clusterenv_hpc.sync",
     "EveryK": "clusterenv_hpc.sync",
     "Never": "clusterenv_hpc.sync",
+    "launch": "clusterenv_hpc.jobs.launch",
 }
 
 

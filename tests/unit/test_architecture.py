@@ -179,7 +179,16 @@ def test_importing_cluster_env_starts_no_mpi() -> None:
 
 
 def test_public_names_are_there_and_no_others_are_promised() -> None:
-    assert set(clusterenv_hpc.__all__) >= {"ClusterEnv", "APS", "Always", "EveryK", "Never", "Rollout", "__version__"}
+    assert set(clusterenv_hpc.__all__) >= {
+        "ClusterEnv",
+        "APS",
+        "Always",
+        "EveryK",
+        "Never",
+        "Rollout",
+        "launch",
+        "__version__",
+    }
     for name in clusterenv_hpc.__all__:
         assert getattr(clusterenv_hpc, name) is not None
         assert name in dir(clusterenv_hpc)
