@@ -11,6 +11,7 @@ import statistics
 import time
 from typing import Any
 
+import numpy as np
 import torch
 
 from clusterenv_hpc.bench.command import Options
@@ -54,13 +55,15 @@ class Case:
         distribution = distribution_of(policy, envs.single_action_space)
         generator = torch.Generator().manual_seed(seed)
         observation, _ = envs.reset(seed=seed)
+        flat = isinstance(observation, np.ndarray)
         length, steps, rounds = self.options.num_steps, 0, 0
         began = time.perf_counter()
         with torch.inference_mode():
             while rounds < WARM_UP or time.perf_counter() - began < self.options.seconds:
                 noise = distribution.noise((length, self.num_envs), generator).unbind(0)
                 for t in range(length):
-                    actions = distribution.sample(policy(as_tensors(observation)), noise[t]).numpy()
+                    tensors = torch.from_numpy(observation) if flat else as_tensors(observation)
+                    actions = distribution.sample(policy(tensors), noise[t]).numpy()
                     observation, *_ = envs.step(distribution.env_actions(actions))
                 rounds += 1
                 steps += length * self.num_envs
