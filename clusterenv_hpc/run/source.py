@@ -1,0 +1,97 @@
+"""Where the training loop's rollouts come from: all workers in lockstep, or single workers as they arrive.
+
+Either way the loop is the same: take a rollout, learn from it, publish.  What differs is who waits for whom.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clusterenv_hpc.algorithms import Arrivals
+from clusterenv_hpc.rollout import Episodes, Rollout, Tree
+
+
+class Source(Protocol):
+    """What a source asks of the environments; ``ClusterEnv`` is one such."""
+
+    def rollout(self, num_steps: int) -> Rollout:
+        """One rollout of all environments."""
+        ...
+
+    def rollouts(self, num_steps: int) -> Iterator[Rollout]:
+        """Rollouts of single workers, in the order they arrive."""
+        ...
+
+
+def rollouts_for(algo: Any, envs: Source) -> Iterator[Rollout]:
+    """Rollouts without end, each of the size of one update, as the algorithm's settings want them."""
+    if isinstance(algo, Arrivals):
+        return arrivals(envs, algo.num_steps, algo.rollouts_per_update)
+    return lockstep(envs, algo.num_steps)
+
+
+def lockstep(envs: Source, num_steps: int) -> Iterator[Rollout]:
+    """Every worker's rollout, and nobody starts the next before all are there."""
+    while True:
+        yield envs.rollout(num_steps)
+
+
+def arrivals(envs: Source, num_steps: int, count: int) -> Iterator[Rollout]:
+    """``count`` rollouts at a time, of whichever workers came first: a slow worker is waited for by nobody."""
+    waiting: list[Rollout] = []
+    for rollout in envs.rollouts(num_steps):
+        waiting.append(rollout)
+        if len(waiting) == count:
+            together = side_by_side(waiting)
+            waiting.clear()  # so that the buffers that rollouts arrive in are free for the next ones
+            del rollout
+            yield together
+            del together
+
+
+def publishes(algo: Any, update: int) -> bool:
+    """Whether workers are to hear of a new version after update number ``update``, counted from 1."""
+    return not isinstance(algo, Arrivals) or update % algo.publish_every == 0
+
+
+def side_by_side(rollouts: Sequence[Rollout]) -> Rollout:
+    """Rollouts of as many steps as one, in the order given; the same environment may be there several times."""
+    if len(rollouts) == 1:
+        return rollouts[0]
+    first = rollouts[0]
+    if len({rollout.num_steps for rollout in rollouts}) > 1:
+        raise ValueError(f"rollouts must have as many steps each; got {[rollout.num_steps for rollout in rollouts]}")
+
+    def joined(name: str, axis: int = 1) -> Any:
+        return np.concatenate([getattr(rollout, name) for rollout in rollouts], axis)
+
+    per_step = ("actions", "behaviour_params", "rewards", "terminated", "truncated", "valid", "versions")
+    episodes = [
+        np.concatenate([getattr(rollout.episodes, key) for rollout in rollouts])
+        for key in ("returns", "lengths", "rows")
+    ]
+    return replace(
+        first,
+        observations=_join([rollout.observations for rollout in rollouts]),
+        next_observations=_join([rollout.next_observations for rollout in rollouts]),
+        **{name: joined(name) for name in per_step},
+        rows=joined("rows", 0),
+        ranks=joined("ranks", 0),
+        episodes=Episodes(*episodes),
+        version=max(rollout.version for rollout in rollouts),
+    )
+
+
+def _join(trees: Sequence[Tree]) -> Tree:
+    first = trees[0]
+    if isinstance(first, dict):
+        return {key: _join([tree[key] for tree in trees]) for key in first}
+    if isinstance(first, tuple):
+        return tuple(_join(list(parts)) for parts in zip(*trees, strict=True))
+    arrays: Sequence[NDArray[Any]] = trees
+    return np.concatenate(arrays, axis=1)
