@@ -260,6 +260,7 @@ def mpiexec(tmp_path: Path) -> Callable[..., Ran]:
         argv = [str(script)] if isinstance(script, str | Path) else list(script)
         launcher, settings = mpi_command(n, mpi)
         environ = {**os.environ, **settings, "OMP_NUM_THREADS": "1", **(env or {})}
+        environ.pop("PYTHONUNBUFFERED", None)  # it makes several writes of one print, and ranks print at once
         return run_marked([*launcher, sys.executable, *argv, *args], environ, timeout, tmp_path)
 
     return run

@@ -28,8 +28,9 @@ BAD_REQUEST = 2
 
 RANK_PROGRAM = (
     # Until the run has its own handlers, an interrupt ends a rank without a traceback from the middle of an import.
-    # Lines, not bytes: else two ranks that print at once print into each other.
-    "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); sys.stdout.reconfigure(line_buffering=True); "
+    "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "
+    # Whole lines, also under PYTHONUNBUFFERED: else two ranks that print at once print into each other.
+    "[stream.reconfigure(line_buffering=True, write_through=False) for stream in (sys.stdout, sys.stderr)]; "
     "from clusterenv_hpc.cli import main; sys.exit(main())"
 )
 
