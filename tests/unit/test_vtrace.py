@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import io
+
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
+from torch import nn
 
+from clusterenv_hpc.learners import VTrace, VTraceConfig
 from clusterenv_hpc.learners.returns import gae, vtrace
+from clusterenv_hpc.policies import ActorCritic, PolicyError, distribution_for
+from clusterenv_hpc.rollout import Episodes, Rollout
 
 
 def by_definition(log_ratios, rewards, values, next_values, terminated, truncated, valid, gamma, lam, rho_bar, c_bar):
@@ -134,3 +143,192 @@ def test_a_huge_ratio_is_truncated_and_finite():
     ones = torch.ones(3, 2)
     for output in vtrace(torch.full((3, 2), 1e30), ones, ones, ones, no, no, ~no, 0.99, rho_bar=1e9, c_bar=1.0):
         assert output.isfinite().all()
+
+
+VECTOR, FOUR = spaces.Box(-1, 1, (3,)), spaces.Discrete(4)
+NO_EPISODES = Episodes(np.zeros(0), np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Networks this small gain nothing from threads, and threads that wait for each other make the tests slow."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def make_policy(seed=0, action_space=FOUR):
+    torch.manual_seed(seed)
+    policy = ActorCritic(VECTOR, action_space, hidden=(16,))
+    with torch.no_grad():
+        for parameter in policy.actor[-1].parameters():
+            parameter.add_(0.5 * torch.randn_like(parameter))  # away from uniform
+    return policy
+
+
+def make_rollout(behaviour, action_space=FOUR, steps=12, envs=5, seed=0):
+    """Random observations with next-step autoreset, actions from ``behaviour``."""
+    rng, dist = np.random.default_rng(seed), distribution_for(action_space)
+    observations = rng.standard_normal((steps + 1, envs, 3)).astype(np.float32)
+    terminated, truncated = rng.random((2, steps, envs)) < 0.1
+    valid = np.ones((steps, envs), bool)
+    for t in range(1, steps):
+        valid[t] = ~((terminated[t - 1] | truncated[t - 1]) & valid[t - 1])
+    terminated &= valid
+    truncated &= valid
+    with torch.no_grad():
+        params = behaviour(torch.from_numpy(observations[:-1]))
+    noise = dist.noise((steps, envs), torch.Generator().manual_seed(seed))
+    return Rollout(
+        observations=observations[:-1], next_observations=observations[1:],
+        actions=dist.sample(params, noise).numpy(), behaviour_params=params.numpy(),
+        rewards=rng.standard_normal((steps, envs)), terminated=terminated, truncated=truncated, valid=valid,
+        versions=np.zeros((steps, envs), np.int64), rows=np.arange(envs), ranks=np.ones(envs, np.int64),
+        episodes=NO_EPISODES, version=0,
+    )  # fmt: skip
+
+
+def weights(policy):
+    return torch.cat([p.detach().reshape(-1) for p in policy.parameters()])
+
+
+@pytest.mark.parametrize("action_space", [FOUR, spaces.Box(-1, 1, (2,))])
+def test_a_gradient_step_follows_the_written_loss(action_space):
+    """The learner's step against the same objective put together here, column by column, from the definition."""
+    config = VTraceConfig(
+        learning_rate=0.05, lr_schedule="constant", minibatch_size=1000, gamma=0.9, rho_bar=1.5, c_bar=0.8,
+        entropy_coef=0.03, value_coef=0.7, max_grad_norm=None, reward_scale=0.5, scale_advantages=False,
+    )  # fmt: skip
+    policy = make_policy(1, action_space)
+    twin = copy.deepcopy(policy)
+    rollout = make_rollout(make_policy(2, action_space), action_space)
+    metrics = VTrace(policy, config, action_space).update(rollout, 0.0)
+
+    dist = distribution_for(action_space)
+    flat = torch.from_numpy(rollout.observations).reshape(-1, 3)
+    params, values = twin.forward_and_value(flat)
+    actions = torch.from_numpy(rollout.actions).flatten(0, 1)
+    log_prob = dist.log_prob(params, actions)
+    ratio = log_prob - dist.log_prob(torch.from_numpy(rollout.behaviour_params).flatten(0, 1), actions)
+    grid = lambda tensor: tensor.detach().numpy().reshape(12, 5).astype(float)  # noqa: E731
+    with torch.no_grad():
+        after = grid(twin.value(torch.from_numpy(rollout.next_observations.copy()).reshape(-1, 3)))
+    targets, advantages = np.zeros((2, 12, 5))
+    for env in range(5):
+        case = (grid(ratio), rollout.rewards * 0.5, grid(values), after, rollout.terminated, rollout.truncated)
+        targets[:, env], advantages[:, env] = by_definition(
+            *(array[:, env] for array in case), rollout.valid[:, env], 0.9, 1.0, 1.5, 0.8
+        )
+    valid = torch.from_numpy(rollout.valid).reshape(-1)
+    target, advantage = (torch.from_numpy(a.reshape(-1).astype(np.float32)) for a in (targets, advantages))
+    surrogate = (log_prob * advantage)[valid].mean()
+    value_loss = (values - target).square()[valid].mean()
+    loss = 0.7 * value_loss - surrogate - 0.03 * dist.entropy(params)[valid].mean()
+    optimizer = torch.optim.Adam(twin.parameters(), lr=0.05, eps=config.adam_eps)
+    loss.backward()
+    optimizer.step()
+    assert metrics["policy_loss"] == pytest.approx(-surrogate.item(), rel=1e-3)
+    assert metrics["value_loss"] == pytest.approx(value_loss.item(), rel=1e-4)
+    torch.testing.assert_close(weights(policy), weights(twin), rtol=1e-3, atol=1e-4)
+
+
+def test_what_invalid_steps_hold_teaches_nothing():
+    rollout = make_rollout(make_policy(2), seed=3)
+    assert not rollout.valid.all()
+    dirty = dataclasses.replace(
+        rollout,
+        observations=np.where(rollout.valid[..., None], rollout.observations, np.float32(1e9)),
+        rewards=np.where(rollout.valid, rollout.rewards, np.nan),
+        behaviour_params=np.where(rollout.valid[..., None], rollout.behaviour_params, np.float32(np.nan)),
+    )
+    results = []
+    for one in (rollout, dirty):
+        learner = VTrace(make_policy(1), VTraceConfig(), FOUR)
+        learner.update(one, 0.0)
+        results.append(weights(learner.policy))
+    assert torch.equal(*results)
+
+
+def test_minibatches_are_whole_columns_and_every_step_is_used_once_an_epoch(monkeypatch):
+    rollout = make_rollout(make_policy(), steps=10, envs=8)
+    learner = VTrace(make_policy(), VTraceConfig(minibatch_size=20, epochs=3), FOUR)
+    seen = []
+    step = learner._step
+
+    def spy(rollout, columns):
+        seen.append(columns.tolist())
+        return step(rollout, columns)
+
+    monkeypatch.setattr(learner, "_step", spy)
+    called = []
+    learner.meanwhile = lambda: called.append(1)
+    metrics = learner.update(rollout, 0.0)
+    per_epoch = len(seen) // 3
+    assert per_epoch == round(rollout.env_steps / 20)
+    for epoch in range(3):
+        columns = [column for part in seen[epoch * per_epoch : (epoch + 1) * per_epoch] for column in part]
+        assert sorted(columns) == list(range(8))
+    assert metrics["gradient_steps"] == len(seen) == len(called)
+
+
+def test_resuming_goes_on_bit_for_bit():
+    rollouts = [make_rollout(make_policy(2), seed=seed) for seed in range(4)]
+    config = VTraceConfig(minibatch_size=20)
+    straight = VTrace(make_policy(1), config, FOUR, seed=3)
+    for rollout in rollouts[:2]:
+        straight.update(rollout, 0.1)
+    file = io.BytesIO()
+    torch.save(straight.state_dict(), file)
+    file.seek(0)
+    resumed = VTrace(make_policy(5), config, FOUR, seed=8)
+    resumed.load_state_dict(torch.load(file, weights_only=True))
+    for rollout in rollouts[2:]:
+        assert straight.update(rollout, 0.2) == resumed.update(rollout, 0.2)
+    assert torch.equal(weights(straight.policy), weights(resumed.policy))
+
+
+def test_it_learns_from_a_policy_that_is_far_away_where_a_coupled_clip_would_not():
+    """The good action is rare under the behaviour policy, which never changes: the learner still finds it."""
+    behaviour = make_policy(2)
+    learner = VTrace(make_policy(1), VTraceConfig(learning_rate=0.02, lr_schedule="constant", gamma=0.0), FOUR)
+    for seed in range(60):
+        rollout = make_rollout(behaviour, steps=20, envs=8, seed=seed)
+        learner.update(dataclasses.replace(rollout, rewards=(rollout.actions == 2).astype(float)), 0.0)
+    with torch.no_grad():
+        chosen = learner.policy(torch.randn(500, 3)).argmax(-1)
+    assert (chosen == 2).float().mean() > 0.95
+
+
+def test_a_rollout_without_a_valid_step_changes_nothing():
+    learner = VTrace(make_policy(), VTraceConfig(), FOUR)
+    before = weights(learner.policy)
+    rollout = make_rollout(make_policy())
+    metrics = learner.update(dataclasses.replace(rollout, valid=np.zeros_like(rollout.valid)), 0.5)
+    assert metrics["gradient_steps"] == 0 and torch.equal(before, weights(learner.policy))
+
+
+def test_bad_numbers_are_named():
+    learner = VTrace(make_policy(), VTraceConfig(), FOUR)
+    rollout = make_rollout(make_policy())
+    observations = rollout.observations.copy()
+    observations[0, 3] = np.nan
+    with pytest.raises(FloatingPointError, match="first for environment 3 of worker rank 1"):
+        learner.update(dataclasses.replace(rollout, observations=observations), 0.0)
+    with pytest.raises(FloatingPointError, match="rewards"):
+        learner.update(dataclasses.replace(rollout, rewards=np.full_like(rollout.rewards, np.inf)), 0.0)
+    with pytest.raises(ValueError, match="rho_bar=0"):
+        VTrace(make_policy(), VTraceConfig(rho_bar=0), FOUR)
+    with pytest.raises(ValueError, match="progress"):
+        learner.update(rollout, 1.5)
+
+    class NoCritic(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(3, 4)
+
+        def forward(self, observations):
+            return self.layer(observations)
+
+    with pytest.raises(PolicyError, match="V-trace needs state values"):
+        VTrace(NoCritic(), VTraceConfig(), FOUR).update(rollout, 0.0)
