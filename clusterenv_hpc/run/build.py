@@ -19,6 +19,7 @@ from clusterenv_hpc.run.config import ConfigError
 from clusterenv_hpc.run.schema import Config, EnvConfig, PolicyConfig
 from clusterenv_hpc.sync import APS, Always, EveryK, Never, SyncRule
 
+SETTINGS = {"delta", "max_lag", "k"}
 SYNC_RULES: dict[str, type[SyncRule]] = {"aps": APS, "always": Always, "every_k": EveryK, "never": Never}
 
 
@@ -73,7 +74,7 @@ def one_thread() -> Iterator[None]:
 
 def build_sync(sync: Any) -> SyncRule:
     """The rule that one of the sync schemas describes."""
-    settings = {spec.name: getattr(sync, spec.name) for spec in dataclasses.fields(sync) if spec.name != "rule"}
+    settings = {spec.name: getattr(sync, spec.name) for spec in dataclasses.fields(sync) if spec.name in SETTINGS}
     return SYNC_RULES[sync.rule](**settings)
 
 

@@ -23,6 +23,8 @@ class EnvConfig:
     name: str | None = key(None, "short name, used for the run's directory; null: made from the id")
     kwargs: dict[str, Any] = field(default_factory=dict, metadata=about("keyword arguments of gymnasium.make"))
     backend: str = key("sync", "how a worker steps its environments", choices=("sync", "vector", "envpool"))
+    on_error: str = key("abort", "when one fails: end the run, or build it anew", choices=("abort", "restart"))
+    max_restarts: int = key(10, "how often each environment may be built anew", ge=0)
     target_return: float | None = key(None, "mean return at which the task counts as solved; null: not known")
 
 
@@ -74,6 +76,7 @@ class APSSync:
     rule: str = key("aps", "which rule", choices=("aps",))
     delta: float = key(0.1, "mean KL divergence above which a worker asks for weights, in nats", ge=0)
     max_lag: int | None = key(100, "versions behind beyond which a worker asks in any case; null: no limit", ge=1)
+    num_probes: int = key(64, "states of a worker's rollout on which the divergence is measured", ge=1)
 
 
 @dataclass
@@ -158,6 +161,13 @@ class Config:
     resume: bool = key(False, "go on from the run's last checkpoint; where there is none, start")
     device: str = key("auto", "the learner's device: auto, cpu, cuda or cuda:N")
     threads: int | None = key(None, "the learner's threads; null: 1, for wide or convolutional networks up to 4", ge=1)
+    timeout: float = key(600.0, "seconds without a sign of life from a worker that are taken for its death", gt=0)
+    learner_timeout: float = key(3600.0, "seconds without word from the learner until a worker ends the job", gt=0)
+    on_worker_loss: str | None = key(
+        None,
+        "when a worker dies: end the run, or go on without it (MPI with ULFM); null: as slurm.launcher says",
+        choices=("abort", "continue"),
+    )
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     stop: StopConfig = field(default_factory=StopConfig)

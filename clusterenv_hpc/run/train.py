@@ -77,9 +77,14 @@ def make_envs(config: Config, policy: torch.nn.Module, *, comm: Any, update: int
         seed=seeds_of(config.seed, update)[2],
         backend=config.env.backend,
         num_workers=config.worker_count,
+        num_probes=getattr(config.sync, "num_probes", 64),
+        timeout=config.timeout,
+        learner_timeout=config.learner_timeout,
+        on_error=config.env.on_error,
+        max_restarts=config.env.max_restarts,
+        on_worker_loss=config.on_worker_loss or ("continue" if config.slurm.launcher == "ulfm" else "abort"),
         config_hash=config_hash(config),
         first_version=version,
-        on_worker_loss="continue" if config.slurm.launcher == "ulfm" else "abort",
     )
 
 
