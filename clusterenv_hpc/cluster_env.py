@@ -54,6 +54,9 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         num_probes: how many states of a rollout the divergence is measured on.
         timeout: seconds without any sign of life from a worker that are taken for its death.
         learner_timeout: seconds without word from the learner after which a worker ends the job.
+        on_error: ``"abort"``: an environment that fails ends the job.  ``"restart"``: it is rebuilt in place and its
+            episode ends as truncated (``sync`` backend, one rank for each environment; see ``envs.restart``).
+        max_restarts: how often each environment may be rebuilt before its failure ends the job all the same.
         on_worker_loss: ``"abort"``: a worker's death ends the job (so do most MPIs by themselves).  ``"continue"``:
             rollouts go on with the workers left, and without the dead one's environments; needs an MPI with ULFM.
         exit_workers: if False, the constructor returns a closed object on workers when the learner has closed.
@@ -83,6 +86,8 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         num_probes: int = 64,
         timeout: float = 600.0,
         learner_timeout: float = 3600.0,
+        on_error: str = "abort",
+        max_restarts: int = 10,
         on_worker_loss: str = "abort",
         exit_workers: bool = True,
         config_hash: str = "",
@@ -97,7 +102,10 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         if sync is not None and not isinstance(sync, SyncRule):
             raise TypeError(f"sync must be APS(...), Always(), EveryK(...) or Never(), got {sync!r}")
         rule = (sync or Always()) if policy is not None else None
-        source = EnvSource(env, dict(env_kwargs or {}), backend, AutoresetMode(autoreset_mode))
+        mode = AutoresetMode(autoreset_mode)
+        source = EnvSource(env, dict(env_kwargs or {}), backend, mode, on_error, max_restarts)
+        if on_error == "restart" and env_ranks != 1:
+            raise ValueError(f"on_error='restart' needs environments of one rank each, got env_ranks={env_ranks}")
         settings = WorkerSettings(source, self.num_envs, config_hash, seed, num_probes, timeout, not exit_workers)
         if on_worker_loss not in ("abort", "continue"):
             raise ValueError(f"on_worker_loss must be 'abort' or 'continue', got {on_worker_loss!r}")

@@ -154,7 +154,7 @@ class Collector:
             NotFiniteError: an observation, a reward or a distribution parameter is not a number.
         """
         if isinstance(self.envs, SyncEnvs):
-            self.envs.record_infos = False
+            self.envs.begin_rollout()
         try:
             if self.mode is AutoresetMode.NEXT_STEP:
                 self._collect_next_step(slot, num_steps, poll)
@@ -162,7 +162,7 @@ class Collector:
                 self._collect_same_step(slot, num_steps, poll)
         finally:
             if isinstance(self.envs, SyncEnvs):
-                self.envs.record_infos = True
+                self.envs.end_rollout()
 
     def _collect_next_step(self, slot: Slot, num_steps: int, poll: Callable[[], None]) -> None:
         policy, distribution, envs = self.policy, self.distribution, self.envs
@@ -270,10 +270,17 @@ class Collector:
         """What does not depend on the step: validity, checks, episodes, probe states."""
         arrays = slot.arrays
         rewards, terminated, truncated, valid = (arrays[k] for k in ("rewards", "terminated", "truncated", "valid"))
+        failed = self.envs.failed_steps() if isinstance(self.envs, SyncEnvs) else []
+        cut = self._cut_episodes(arrays, failed)
         if reset_only is None:
             valid[...] = True
+            for t, row in failed:
+                valid[t, row] = False
+            np.logical_and(truncated, valid, out=truncated)
         else:
             valid[0] = ~reset_only
+            for t, row in failed:
+                valid[0, row] &= t > 0
             np.logical_or(terminated[:-1], truncated[:-1], out=valid[1:])
             np.logical_not(valid[1:], out=valid[1:])
             self.done = np.logical_or(terminated[-1], truncated[-1])
@@ -283,12 +290,25 @@ class Collector:
             np.logical_and(truncated, valid, out=truncated)
             self.done &= valid[-1]
         self._check(slot)
-        self._count_episodes(arrays)
+        self._count_episodes(arrays, cut)
         index = np.flatnonzero(valid)
         probe_index = arrays["probe_index"]
         count = min(len(probe_index), len(index))
         probe_index[:count] = self.probe_random.choice(index, size=count, replace=False)
         arrays["header"]["probes"] = count
+
+    def _cut_episodes(
+        self, arrays: dict[str, NDArray[Any]], failed: list[tuple[int, int]]
+    ) -> list[tuple[float, int, int]]:
+        """Where a step failed, its episode was truncated before it.  Returns those that ended before this rollout."""
+        cut = []
+        for t, row in failed:
+            if t > 0:
+                arrays["truncated"][t - 1, row] |= not arrays["terminated"][t - 1, row]
+            elif self.carry_lengths[row]:
+                cut.append((float(self.carry_returns[row]), int(self.carry_lengths[row]), row))
+                self.carry_returns[row], self.carry_lengths[row] = 0.0, 0
+        return cut
 
     def _check(self, slot: Slot) -> None:
         """Everything must be a number.  A sum of squares tells at once; if it is none, the culprit is looked for."""
@@ -314,8 +334,8 @@ class Collector:
         t, row = np.argwhere(~good)[0][:2]
         raise NotFiniteError(f"{whose} gave {what} that is not a finite number, in step {t} of a rollout", int(row))
 
-    def _count_episodes(self, arrays: dict[str, NDArray[Any]]) -> None:
-        """Cut each environment's steps into episodes, and sum over the pieces."""
+    def _count_episodes(self, arrays: dict[str, NDArray[Any]], cut: list[tuple[float, int, int]]) -> None:
+        """Cut each environment's steps into episodes, and sum over the pieces; ``cut`` ended before the first step."""
         steps, n = arrays["rewards"].shape
         rewards, valid = arrays["rewards"].T.ravel(), arrays["valid"].T.ravel()  # environment by environment
         ended = np.logical_or(arrays["terminated"], arrays["truncated"]).T.ravel()
@@ -325,14 +345,17 @@ class Collector:
         first = np.flatnonzero(begins)
         last = np.append(first[1:], n * steps) - 1
         returns = np.add.reduceat(rewards, first)
-        lengths = last - first + valid[first]  # only the first step of a piece can be one that merely resets
+        lengths = np.add.reduceat(valid, first, dtype=np.int64)
         carried = first % steps == 0
         returns[carried] += self.carry_returns
         lengths[carried] += self.carry_lengths
         over = ended[last]
-        episodes = arrays["episodes"][: np.count_nonzero(over)]
+        count = int(np.count_nonzero(over))
+        episodes = arrays["episodes"][:count]
         episodes["return"], episodes["length"], episodes["row"] = returns[over], lengths[over], first[over] // steps
-        arrays["header"]["episodes"] = len(episodes)
+        for place, episode in enumerate(cut, start=count):
+            arrays["episodes"][place] = episode
+        arrays["header"]["episodes"] = count + len(cut)
         goes_on = last % steps == steps - 1
         self.carry_returns = np.where(over, 0.0, returns)[goes_on]
         self.carry_lengths = np.where(over, 0, lengths)[goes_on]

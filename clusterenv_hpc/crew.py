@@ -164,6 +164,11 @@ class Crew:
             self.stats.received["request"].add(len(data))
             self.stats.requests[peer.world_rank] += 1
             peer.wants_weights = True
+        elif kind == Report.RESTART:
+            row, count, cause = decode(body)
+            self.stats.restarts[peer.world_rank][row] = count
+            text = f"{peer.name}: environment {row} was built anew (restart {count}): {cause}"
+            print(f"clusterenv-hpc: {text}", file=sys.stderr, flush=True)
         elif kind == Report.STOPPED:
             peer.stopped = True
 

@@ -28,6 +28,7 @@ class Stats:
     requests: weight requests by worker rank.  kl_*: readings the workers reported, in nats.
     lag_*: versions between the behaviour policy and the learner's newest, by rollout.
     seconds: by worker rank and stage (``env``, ``policy``, ``wait``), as the workers measured it.
+    restarts: by worker rank and environment, how often one that failed was built anew (``on_error="restart"``).
     rollouts_dropped: rollouts that were under way when the learner stopped asking.
     """
 
@@ -38,6 +39,7 @@ class Stats:
         default_factory=lambda: defaultdict(lambda: defaultdict(float))
     )
     env_steps: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
+    restarts: defaultdict[int, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
     kl_sum: float = 0.0
     kl_count: int = 0
     kl_last: float = float("nan")
@@ -72,6 +74,11 @@ class Stats:
         return self.received["rollout"].bytes
 
     @property
+    def env_restarts(self) -> int:
+        """How often environments were built anew."""
+        return sum(count for rows in self.restarts.values() for count in rows.values())
+
+    @property
     def lag_mean(self) -> float:
         """Mean version lag of the rollouts taken so far (0 if there were none)."""
         return self.lag_sum / self.lag_count if self.lag_count else 0.0
@@ -94,9 +101,11 @@ class Stats:
             "kl_mean": self.kl_mean,
             "kl_last": self.kl_last,
             "rollouts_dropped": self.rollouts_dropped,
+            "env_restarts": self.env_restarts,
             "sent": {kind: vars(traffic).copy() for kind, traffic in self.sent.items()},
             "received": {kind: vars(traffic).copy() for kind, traffic in self.received.items()},
             "requests_by_rank": dict(self.requests),
             "env_steps_by_rank": dict(self.env_steps),
+            "restarts_by_rank": {rank: dict(rows) for rank, rows in self.restarts.items()},
             "seconds_by_rank": {rank: dict(stages) for rank, stages in self.seconds.items()},
         }

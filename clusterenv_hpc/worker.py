@@ -293,12 +293,20 @@ class Worker:
         for row, leaf in zip(self._step_observation, collector.observation, strict=True):
             np.copyto(row, leaf, casting="same_kind")
         views["rewards"][...], views["terminated"][...], views["truncated"][...] = rewards, terminated, truncated
+        self._tell_restarts()
         packed = self._pack_infos(infos)
         header = views["header"]
         header["sequence"], header["has_infos"] = sequence, packed is not None
         self._step_port.start()
         if packed is not None:
             self.channel.send_note(0, Tag.REPORT, note(Report.INFOS, packed))
+
+    def _tell_restarts(self) -> None:
+        assert self._collector is not None
+        if isinstance(self._collector.envs, SyncEnvs):
+            for restart in self._collector.envs.take_restarts():
+                body = encode([self.rows[0] + restart.row, restart.count, restart.cause])
+                self.channel.send_note(0, Tag.REPORT, note(Report.RESTART, body))
 
     def _pack_infos(self, infos: dict[str, Any]) -> bytes | None:
         assert self._collector is not None
@@ -455,6 +463,7 @@ class Worker:
             raise RuntimeError("rollout before the first reset")
         with _one_thread():
             collector.collect(slot, num_steps, poll)
+        self._tell_restarts()
         header = slot.arrays["header"]
         header["sequence"] = self._sequence
         header["kl_count"], header["kl_sum"] = len(self._readings), sum(self._readings)

@@ -66,6 +66,7 @@ class Report(IntEnum):
     ALIVE = 6
     ERROR = 7
     LEFT = 8
+    RESTART = 9  # an environment failed and was built anew
 
 
 STEP_HEADER = np.dtype([("sequence", "<i8"), ("has_infos", "<i8")])

@@ -21,6 +21,7 @@ from .group import Group, GroupEnv
 
 AutoresetModeLike = AutoresetMode | str
 BACKENDS = ("sync", "vector", "envpool")
+ON_ERROR = ("abort", "restart")
 
 
 class EnvError(RuntimeError):
@@ -38,16 +39,30 @@ class EnvSource:
     ``env`` is a Gymnasium id (``"module:Id-v0"`` imports the module first) or a callable.  A callable is called
     once per environment with ``kwargs`` and returns a ``gymnasium.Env``; with the backend ``vector`` it is called once
     with ``num_envs`` and ``kwargs`` and returns a ``VectorEnv``.
+
+    ``on_error``: what an exception out of ``step`` or ``reset`` does: ``"abort"`` ends the job; ``"restart"`` rebuilds
+    that environment in place, up to ``max_restarts`` times (backend ``sync`` only; see ``envs.restart``).
     """
 
     env: str | Callable[..., Any]
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     backend: str = "sync"
     autoreset_mode: AutoresetMode = AutoresetMode.NEXT_STEP
+    on_error: str = "abort"
+    max_restarts: int = 10
 
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
             raise ValueError(f"backend must be one of {', '.join(BACKENDS)}; got {self.backend!r}")
+        if self.on_error not in ON_ERROR:
+            raise ValueError(f"on_error must be one of {', '.join(ON_ERROR)}; got {self.on_error!r}")
+        if self.on_error == "restart" and self.backend != "sync":
+            raise ValueError(
+                f"on_error='restart' needs environments that can be rebuilt one by one: expected backend='sync', "
+                f"got {self.backend!r}"
+            )
+        if isinstance(self.max_restarts, bool) or not isinstance(self.max_restarts, int) or self.max_restarts < 0:
+            raise ValueError(f"max_restarts must be a whole number, at least 0; got {self.max_restarts!r}")
         if not (isinstance(self.env, str) or callable(self.env)):
             raise TypeError(f"env must be a Gymnasium id or a callable, got {type(self.env).__name__}")
 
@@ -81,6 +96,22 @@ class SyncEnvs(SyncVectorEnv):
         elif "final_obs" in env_info:
             vector_infos.setdefault("final_obs", {})[env_num] = env_info["final_obs"]
         return vector_infos
+
+    def begin_rollout(self) -> None:
+        """From now on nobody reads infos."""
+        self.record_infos = False
+
+    def end_rollout(self) -> None:
+        """The contrary."""
+        self.record_infos = True
+
+    def failed_steps(self) -> list[tuple[int, int]]:
+        """``(step, row here)`` of this rollout's steps that failed and only reset; see ``envs.restart``."""
+        return []
+
+    def take_restarts(self) -> list[Any]:
+        """The restarts since the last call."""
+        return []
 
     def take_infos(self) -> list[tuple[int, dict[str, Any]]]:
         """The infos recorded since the last call, as ``(row here, info)`` in the order they came."""
@@ -138,7 +169,12 @@ def build_vector_env(
             return env if group is None else GroupEnv(env, group, index)
 
         try:
-            return SyncEnvs([partial(make, index) for index in range(num_envs)], source.autoreset_mode)
+            make_all = [partial(make, index) for index in range(num_envs)]
+            if source.on_error == "restart":
+                from .restart import RestartingEnvs
+
+                return RestartingEnvs(make_all, source.autoreset_mode, source.max_restarts, first_row)
+            return SyncEnvs(make_all, source.autoreset_mode)
         except RuntimeError as error:
             if isinstance(error, EnvError):
                 raise
