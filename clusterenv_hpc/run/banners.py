@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-RULE = re.compile(rb"(?:-{40,}|={40,})\r?\n")
-RULE_BEGUN = re.compile(rb"(?:-{20,}|={20,})\r?\Z")
+RULE = re.compile(rb"\n?(?:-{40,}|={40,})\r?\n")
+RULE_BEGUN = re.compile(rb"\n?(?:-{20,}|={20,})\r?\Z")
 
 AFTER_RULE = tuple(
     text.encode()

@@ -126,8 +126,10 @@ def test_output_comes_through_byte_for_byte(launch: Callable[..., Launch], mpi: 
     assert err == b"Abort(ed) nothing\n[mpi" + blob[-300:] + b"\n"  # and the parent's own empty line
 
 
-@pytest.mark.parametrize("mpi", BOTH_MPIS)
-@pytest.mark.parametrize("victim", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("mpi", "victim"),
+    [("mpich", 0), ("mpich", 1), ("mpich", 2), pytest.param("openmpi", 1, marks=pytest.mark.needs("openmpi"))],
+)
 def test_a_killed_rank_is_named_once_and_the_checkpoint_with_it(
     launch: Callable[..., Launch], mpi: str, victim: int
 ) -> None:
@@ -217,8 +219,15 @@ SAVING = """
     """
 
 
-@pytest.mark.parametrize("mpi", BOTH_MPIS)
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR2])
+@pytest.mark.parametrize(
+    ("mpi", "number"),
+    [
+        ("mpich", signal.SIGINT),
+        ("mpich", signal.SIGTERM),
+        ("mpich", signal.SIGUSR2),
+        pytest.param("openmpi", signal.SIGTERM, marks=pytest.mark.needs("openmpi")),
+    ],
+)
 def test_a_signal_reaches_the_learner_which_saves_and_ends(
     launch: Callable[..., Launch], mpi: str, number: signal.Signals
 ) -> None:
@@ -263,6 +272,38 @@ def test_a_second_interrupt_does_not_wait(launch: Callable[..., Launch], no_orph
     code, _, _ = started.end(timeout=10)
     assert code == 128 + 2
     assert no_orphans() == []
+
+
+def launch_directly(folder: Path, program: list[str], settings: str) -> str:
+    """The end of a launch of two ranks that do not use MPI, as text."""
+    source = (
+        "from clusterenv_hpc.run.launch import describe, launch_program\n"
+        f"ended = launch_program({program!r}, 2, {settings})\n"
+        "print(ended.code, ended.stopped_by, ended.failed, describe(ended, None))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", source], cwd=folder, capture_output=True, text=True, timeout=40)
+    return done.stdout + done.stderr
+
+
+def test_workers_that_stay_when_the_learner_has_ended_are_ended(tmp_path: Path) -> None:
+    began = time.monotonic()
+    told = launch_directly(tmp_path, ["sh", "-c", "[ $PMI_RANK = 0 ] || sleep 60"], "grace_s=1.0")
+    assert time.monotonic() - began < 20
+    assert told.startswith("0 None None "), "the learner had the last word"
+    assert "the learner has ended, but its workers did not and were killed" in told
+
+
+def test_a_launch_has_a_deadline_if_asked_for(tmp_path: Path) -> None:
+    began = time.monotonic()
+    told = launch_directly(tmp_path, ["sleep", "60"], "grace_s=1.0, timeout_s=1.0")
+    assert time.monotonic() - began < 20
+    assert told.startswith("143 15 RankEnd(rank=0"), told
+
+
+def test_a_program_that_does_not_exist_is_told(tmp_path: Path) -> None:
+    told = launch_directly(tmp_path, ["/there/is/none"], "grace_s=1.0")
+    assert "cannot start /there/is/none: No such file or directory" in told
+    assert "127 None RankEnd(rank=" in told
 
 
 def test_an_early_interrupt_ends_without_a_traceback(launch: Callable[..., Launch]) -> None:
