@@ -33,7 +33,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--after", type=float, default=float("inf"), help="seconds since the ranks were started")
     args = parser.parse_args(argv)
     told = exit_reason(args.run_dir, args.after)
-    if reason := why_not(args.code, told, args.max_restarts):
+    begun = bool(told) or any(args.run_dir.glob("checkpoints/*.pt"))
+    if reason := why_not(args.code, told, args.max_restarts, begun):
         if args.code:
             say(f"the ranks ended with exit code {args.code}; not requeued: {reason}")
         return int(args.code)
@@ -55,16 +56,19 @@ def say(text: str) -> None:
     print(f"clusterenv-hpc: {text}", file=sys.stderr, flush=True)
 
 
-def why_not(code: int, told: str, max_restarts: int) -> str | None:
+def why_not(code: int, told: str, max_restarts: int, begun: bool) -> str | None:
     """Why a job whose ranks ended with ``code`` is not requeued; None if it is.
 
     Args:
         told: the run's own reason, as :func:`exit_reason` has it.
+        begun: whether the run has come so far that there is something to go on with.
     """
     if code in FINAL and not told.startswith(LOST):
         return "the run ended by itself"
     if told.startswith("failed"):  # trying again would end the same way
         return f"the run {told}"
+    if not begun:
+        return "they ended before the run had begun"
     try:
         job = read_slurm()
         if job is None:

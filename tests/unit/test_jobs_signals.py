@@ -191,10 +191,18 @@ def test_others_are_not(fake, monkeypatch, tmp_path, code, reason, state, more, 
 
 def test_what_an_earlier_life_said_does_not_count(fake, monkeypatch, tmp_path):
     fake.job("RUNNING")
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints/update-000000001.pt").touch()
     summary(tmp_path, "failed: earlier")
     os.utime(tmp_path / "summary.json", (1, 1))
     after(monkeypatch, tmp_path, 137, "--after=60")
     assert fake.calls[-1] == "scontrol requeue 7"
+
+
+def test_ranks_that_never_began_are_not_started_over_and_over(fake, monkeypatch, tmp_path, capsys):
+    fake.job("RUNNING")
+    assert after(monkeypatch, tmp_path, 137) == 137
+    assert not fake.calls and "before the run had begun" in capsys.readouterr().err
 
 
 def test_damaged_summaries_and_a_slurm_that_is_down_are_survived(fake, monkeypatch, tmp_path, capsys):
