@@ -211,6 +211,8 @@ class PerArrival(Aggregator):
     Biased towards fast workers if the J_i differ.
     """
 
+    fixed_share = True
+
     def __init__(self, max_lag: int | None = None) -> None:
         super().__init__(1)
         self.max_lag = None if max_lag is None else positive_int("max_lag", max_lag)

@@ -212,12 +212,14 @@ class Sampler:
         policy: nn.Module,
         generator: torch.Generator | None = None,
         keep_going: Callable[[], bool] = lambda: True,
+        seed: int | None = None,
     ) -> Trajectories | None:
         """``N`` fresh trajectories of exactly H steps, valid until the next call.
 
-        None as soon as ``keep_going()``, which is asked before every step, says no.
+        None as soon as ``keep_going()``, which is asked before every step, says no.  seed: of the environments' reset;
+        None: their random numbers go on.
         """
-        observations, _ = self.envs.reset(seed=self._seed)
+        observations, _ = self.envs.reset(seed=self._seed if seed is None else seed)
         self._seed = None
         if self._observations is None:
             self._observations = _map(
@@ -240,6 +242,18 @@ class Sampler:
                 just_ended = np.logical_or(terminated, truncated)
                 self._ended[step] = just_ended
         return trajectories(self._observations, self._actions, self._rewards, self._ended, self._valid, self.ending)
+
+    def first_episodes(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """``[N]`` undiscounted returns and lengths of the last units' first episodes, cut at H if not ended by then."""
+        before = np.logical_or.accumulate(self._ended, axis=0)
+        first = np.ones_like(self._ended)
+        first[1:] = ~before[:-1]
+        return np.where(first, self._rewards, 0.0).sum(axis=0), first.sum(axis=0)
+
+    @property
+    def env_steps(self) -> int:
+        """Environment steps of the last units, without those that only reset."""
+        return int(np.count_nonzero(self._valid))
 
 
 def _device(policy: nn.Module) -> torch.device:

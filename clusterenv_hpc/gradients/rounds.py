@@ -69,6 +69,11 @@ class Aggregator(ABC):
         """Of the round that is open, or was last."""
 
     @property
+    def present(self) -> int:
+        """How many workers the round counts on."""
+        return self._present
+
+    @property
     def round(self) -> Tally:
         """What has become of what was offered since the last :meth:`start`."""
         return Tally(self._used, self._stale, self._rejected)
@@ -136,7 +141,8 @@ class Aggregator(ABC):
                     f"worker {worker} offered a gradient of shape {vector.shape}; expected {self._expected()}"
                 )
             if not np.isfinite(vector).all():
-                return self._refuse(worker, version, vector, count)
+                bad = int(np.count_nonzero(~np.isfinite(vector)))
+                return self.refuse(worker, version, count, f"with {bad} of {vector.size} entries not finite")
             self._add(worker, vector, count)
         self._counting = gradient is None
         self.counts[worker] += count
@@ -144,6 +150,22 @@ class Aggregator(ABC):
         self._used += count
         self._open = not self._met(worker, count)
         return Verdict.ACCEPTED
+
+    def refuse(self, worker: int, version: int, count: int = 1, what: str = "that is not finite") -> Verdict:
+        """Drop ``count`` gradients of ``worker`` that are not finite, and say so.
+
+        ``offer`` does it by itself; this is for transports whose workers keep their gradients.
+        """
+        worker = _index(worker, self.n_workers)
+        times = self.not_finite[worker] = self.not_finite.get(worker, 0) + count
+        # A worker that is broken for good would fill the log: speak when the number doubles.
+        doubled = times.bit_length() > (times - count).bit_length()
+        log.log(
+            logging.WARNING if doubled else logging.DEBUG,
+            "worker %d has a gradient %s at version %d: dropped (%d so far)", worker, what, version, times,
+        )  # fmt: skip
+        self._rejected += count
+        return Verdict.REJECTED
 
     def ready(self) -> bool:
         """Whether the rule is met; from then on everything offered for this round is stale."""
@@ -229,19 +251,6 @@ class Aggregator(ABC):
 
     def _expected(self) -> str:
         return "a flat vector" if self._size() is None else f"({self._size()},)"
-
-    def _refuse(self, worker: int, version: int, vector: NDArray[Any], count: int) -> Verdict:
-        times = self.not_finite[worker] = self.not_finite.get(worker, 0) + count
-        bad = int(np.count_nonzero(~np.isfinite(vector)))
-        # A worker that is broken for good would fill the log: speak at 1, 2, 4, ... refusals.
-        level = logging.WARNING if times & (times - 1) == 0 else logging.DEBUG
-        log.log(
-            level,
-            "worker %d sent a gradient with %d of %d entries not finite at version %d: dropped (%d so far)",
-            worker, bad, vector.size, version, times,
-        )  # fmt: skip
-        self._rejected += count
-        return Verdict.REJECTED
 
 
 def _index(worker: int, n_workers: int) -> int:
