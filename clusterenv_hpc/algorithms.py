@@ -18,6 +18,10 @@ class Arrivals:
     rollouts_per_update: int = key(1, "rollouts, from whichever workers come first, that make up one update", ge=1)
     publish_every: int = key(1, "updates between two versions that workers can hear of", ge=1)
 
+    def misfit(self, num_envs: int, envs_per_worker: int) -> str | None:
+        """What does not fit so many environments, as one line; None if all does."""
+        return None
+
 
 @dataclass
 class VTraceConfig(Arrivals):
@@ -58,6 +62,18 @@ class Replaying(Arrivals):
     max_grad_norm: float | None = key(None, "norm that gradients are cut to; null: no limit", gt=0)
     tau: float = key(0.005, "how far the target network follows at each gradient step", gt=0, le=1)
     checkpoint_replay: bool = key(True, "checkpoints hold the replay too; if not, a resumed run fills it anew")
+
+    def misfit(self, num_envs: int, envs_per_worker: int) -> str | None:
+        """What does not fit so many environments, as one line; None if all does."""
+        # Room for a rollout in which every step ends an episode, and for its successor.
+        if self.capacity < (least := num_envs * (2 * self.num_steps + 2)):
+            return (
+                f"algo.capacity={self.capacity}: allowed: at least {least}, for {num_envs} environments and rollouts "
+                f"of algo.num_steps={self.num_steps}"
+            )
+        if self.learning_starts > self.capacity:
+            return f"algo.learning_starts={self.learning_starts}: allowed: at most algo.capacity={self.capacity}"
+        return None
 
 
 @dataclass

@@ -146,12 +146,8 @@ def check(config: Config, *, check_env: bool = True) -> Config:
         if value is not None and (not value.strip() or (name == "name" and ("/" in value or value in {".", ".."}))):
             raise ConfigError(f"{name}={value!r}: allowed: a {'path' if name == 'run_dir' else 'name without /'}")
     check_slurm(config.slurm)
-    batch = config.num_envs * config.algo.num_steps
-    if config.algo.minibatch_size > batch:
-        raise ConfigError(
-            f"algo.minibatch_size={config.algo.minibatch_size}: allowed: at most the batch, {batch} = "
-            f"{config.num_envs} environments x algo.num_steps={config.algo.num_steps}"
-        )
+    if (misfit := config.algo.misfit(config.num_envs, config.envs_per_worker)) is not None:
+        raise ConfigError(misfit)
     if check_env:
         check_environment(config.env)
     return config

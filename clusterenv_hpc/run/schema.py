@@ -11,6 +11,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
+from clusterenv_hpc.algorithms import Arrivals, DQNConfig, SACConfig, TD3Config, VTraceConfig
 from clusterenv_hpc.jobs.config import SlurmConfig
 from clusterenv_hpc.settings import about, key
 
@@ -53,6 +54,32 @@ class PPOAlgo:
         "decoupled", "decoupled, or PPO's own, which stalls under aps", choices=("decoupled", "coupled")
     )
     max_importance: float = key(2.0, "truncation of the ratio proximal / behaviour policy", gt=0)
+
+    def misfit(self, num_envs: int, envs_per_worker: int) -> str | None:
+        """What does not fit so many environments, as one line; None if all does."""
+        return self._too_large(f"{num_envs} environments", num_envs)
+
+    def _too_large(self, source: str, envs: int) -> str | None:
+        if self.minibatch_size <= (batch := envs * self.num_steps):
+            return None
+        return (
+            f"algo.minibatch_size={self.minibatch_size}: allowed: at most the batch, {batch} = {source} x "
+            f"algo.num_steps={self.num_steps}"
+        )
+
+
+@dataclass
+class APPOAlgo(Arrivals, PPOAlgo):
+    """PPO on rollouts in the order they arrive; a batch is envs_per_worker x num_steps x rollouts_per_update."""
+
+    name: str = key("appo", "which learner", choices=("appo",))
+    num_steps: int = key(64, "steps of each environment in one rollout of a worker", ge=1)
+    rollouts_per_update: int = key(2, "rollouts, from whichever workers come first, that make up one update", ge=1)
+
+    def misfit(self, num_envs: int, envs_per_worker: int) -> str | None:
+        """What does not fit so many environments, as one line; None if all does."""
+        count = self.rollouts_per_update
+        return self._too_large(f"{count} x {envs_per_worker} environments", count * envs_per_worker)
 
 
 @dataclass
@@ -189,7 +216,17 @@ class Config:
 DEFAULT_WORKERS = 2
 
 VARIANTS: dict[str, tuple[str, dict[str, type]]] = {
-    "algo": ("name", {"ppo": PPOAlgo}),
+    "algo": (
+        "name",
+        {
+            "ppo": PPOAlgo,
+            "appo": APPOAlgo,
+            "vtrace": VTraceConfig,
+            "dqn": DQNConfig,
+            "sac": SACConfig,
+            "td3": TD3Config,
+        },
+    ),
     "sync": ("rule", {"aps": APSSync, "always": AlwaysSync, "every_k": EveryKSync, "never": NeverSync}),
 }
 """Groups whose keys depend on the choice: the key that names the choice, and the schema of each."""
