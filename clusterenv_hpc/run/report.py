@@ -18,7 +18,9 @@ from clusterenv_hpc.run.tally import Tally
 
 def opening(config: Config, run: RunDir, envs: ClusterEnv, tally: Tally, resumed_from: str | None, device: str) -> str:
     """What runs, where it goes on or starts, and on what."""
-    begins = f"goes on from {resumed_from} at {tally.env_steps:,} steps" if resumed_from else "starts"
+    begins = "has nothing to resume and starts" if config.resume else "starts"
+    if resumed_from is not None:
+        begins = f"goes on from {resumed_from} at {tally.env_steps:,} steps"
     workers = f"{config.workers} worker ranks" if config.workers else f"{config.worker_count} workers in this process"
     threads = torch.get_num_threads()
     return (

@@ -79,7 +79,7 @@ def claim(config: Config) -> RunDir:
     """
     if config.run_dir is None and not config.resume:
         return _claim_free(run_name(config))
-    run = RunDir(Path(config.run_dir) if config.run_dir is not None else RUNS / run_name(config))
+    run = asked_for(config)
     if run.holds_a_run() and not config.resume:
         raise ConfigError(
             f"run_dir={run.path}: holds a run, which is not overwritten; allowed: resume=true, or another run_dir"
@@ -89,6 +89,11 @@ def claim(config: Config) -> RunDir:
     except OSError as error:
         raise ConfigError(f"run_dir={run.path}: cannot be made: {error.strerror or error}") from error
     return _writable(run)
+
+
+def asked_for(config: Config) -> RunDir:
+    """The directory that ``run_dir``, or the run's name, means; nothing is made."""
+    return RunDir(Path(config.run_dir).expanduser() if config.run_dir is not None else RUNS / run_name(config))
 
 
 def _claim_free(name: str) -> RunDir:
@@ -119,7 +124,7 @@ def find(text: str) -> RunDir:
 
     Raises ConfigError where there is none, or more than one.
     """
-    for path in (Path(text), RUNS / text):
+    for path in (Path(text).expanduser(), RUNS / text):
         if RunDir(path).holds_a_run():
             return RunDir(path)
     known = [run for run in map(RunDir, sorted(RUNS.glob("*"))) if run.holds_a_run()]

@@ -12,14 +12,13 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from clusterenv_hpc.jobs.config import SlurmConfig
 from clusterenv_hpc.run.config import GROUPS, ConfigError, choices, compose, resume, to_yaml
 from clusterenv_hpc.run.errors import describe, exit_code
 from clusterenv_hpc.run.launch import in_mpi_world, launch_ranks, rank_environment
-from clusterenv_hpc.run.run_dir import RUNS, RunDir, claim, run_name
+from clusterenv_hpc.run.run_dir import asked_for, claim
 from clusterenv_hpc.run.schema import DEFAULT_WORKERS, VARIANTS, Config, EnvConfig, PolicyConfig
 
 
@@ -114,7 +113,7 @@ def continued(config: Config, overrides: Sequence[str]) -> Config:
     """The stored configuration with ``overrides`` on top, where ``config`` resumes a run; else ``config`` itself."""
     if not config.resume:
         return config
-    run = RunDir(Path(config.run_dir) if config.run_dir is not None else RUNS / run_name(config))
+    run = asked_for(config)
     return resume(run.config, overrides) if run.holds_a_run() else config
 
 

@@ -71,6 +71,12 @@ def test_a_directory_of_ones_own(here: Path) -> None:
     assert claim(compose([f"run_dir={here}/deep/er"])).path == run.path  # still empty
 
 
+def test_the_home_directory_may_be_written_short(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(here))
+    run = begin(claim(compose(["run_dir='~/mine'"])))
+    assert run.path == here / "mine" and find("~/mine").path == run.path
+
+
 def test_a_run_is_never_overwritten(here: Path) -> None:
     run = begin(RunDir(here / "mine"))
     run.metrics.write_text("precious\n")
