@@ -57,7 +57,8 @@ class Launch:
         (folder / "rank.py").write_text(RANK_HEAD + textwrap.dedent(body))
         self.folder = folder
         self.process = subprocess.Popen(
-            [sys.executable, "parent.py", str(ranks), str(grace_s), "rank.py"], cwd=folder, env={**environ},
+            [sys.executable, "parent.py", str(ranks), str(grace_s), "rank.py"],
+            cwd=folder, env={**environ, "TMPDIR": str(folder)},  # a parent that is killed cannot tidy up
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
 
