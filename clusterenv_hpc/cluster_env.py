@@ -13,7 +13,7 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from .comm.channel import Backoff, ClusterError
-from .comm.codec import decode, encode
+from .comm.codec import EncodeError, decode, encode
 from .comm.messages import Command
 from .comm.world import Ending, default_backoff
 from .crew import Crew
@@ -45,7 +45,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         sync: when a worker asks for weights; default ``Always()``, which is safe for any on-policy code.
         env_kwargs: for the environment.
         comm: an mpi4py communicator; default ``COMM_WORLD`` under an MPI launcher, else none.
-        seed: fixes resets that are given no seed of their own before the first ``reset(seed=...)``, and action noise.
+        seed: of the first reset, if that is given none, and of the action noise until a reset is given one.
         backend: ``sync`` (bit-equal to ``SyncVectorEnv``), ``vector`` or ``envpool``.
         autoreset_mode: for ``step``, as in Gymnasium (``sync`` backend only; the others have their own).
         num_workers: workers within this process where there is one rank; default 1.
@@ -97,12 +97,19 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         super().__init__()
         self.closed = False
         self.num_envs = _whole("num_envs", num_envs)
+        _whole("num_probes", num_probes)
+        _seconds("timeout", timeout)
+        _seconds("learner_timeout", learner_timeout)
+        if seed is not None:
+            seed = _whole("seed", seed, least=0)
+        if policy is not None and not isinstance(policy, torch.nn.Module):
+            raise TypeError(f"policy must be a torch.nn.Module (an object, not its class), got {policy!r}")
         if sync is not None and policy is None:
             raise ValueError("a sync rule needs a policy: pass policy=..., or leave sync out")
         if sync is not None and not isinstance(sync, SyncRule):
             raise TypeError(f"sync must be APS(...), Always(), EveryK(...) or Never(), got {sync!r}")
         rule = (sync or Always()) if policy is not None else None
-        mode = AutoresetMode(autoreset_mode)
+        mode = _autoreset_mode(autoreset_mode)
         source = EnvSource(env, dict(env_kwargs or {}), backend, mode, on_error, max_restarts)
         if on_error == "restart" and env_ranks != 1:
             raise ValueError(f"on_error='restart' needs environments of one rank each, got env_ranks={env_ranks}")
@@ -128,6 +135,8 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             "versions": software_versions(),
             "config_hash": config_hash,
             "num_envs": self.num_envs,
+            "seed": seed,
+            "num_probes": num_probes,
             "policy_layout": "" if policy is None else str(policy_layout(policy)),
             "num_weights": 0 if policy is None else num_weights(policy),
             "sync": {} if rule is None else rule.describe(),
@@ -168,13 +177,18 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
 
     def close_extras(self, **kwargs: Any) -> None:
         """Close the environments on every worker; ``kwargs`` are for their ``close``."""
-        if self.is_learner and self._crew.peers and not self._crew.broken:
+        if not self.is_learner:
+            return
+        if self._crew.broken:
+            self._crew.abandon()
+        else:
             self._stop()
             self._crew.close(kwargs)
 
     def abort(self) -> None:
         """After a failure: send the workers home at once, and end the job if one does not go."""
-        self._crew.broken = self.closed = True
+        self.closed = True
+        self._crew.abandon()
         if self._ending is not None:
             self._ending.end(clean=False)
 
@@ -194,11 +208,12 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         if kind is None:
             self.close()
         else:  # the exception goes on; whoever ends the process sends the workers home
-            self._crew.broken = self.closed = True
+            self.closed = True
+            self._crew.abandon()
 
     def _demand_open(self, method: str) -> None:
         if self.closed or self._crew.broken:
-            raise ClusterError(f"{method}() was called after close() or after a worker had failed")
+            raise ClusterError(f"{method}() was called after close(), or after a failure or an interruption")
         if method in ("reset", "step", "call", "set_attr"):
             self._crew.demand_all(method)
         if method != "publish":
@@ -213,10 +228,13 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """As ``SyncVectorEnv.reset``: ``seed`` may be a list; ``options["reset_mask"]`` resets only those."""
         self._demand_open("reset")
+        if seed is None and not self._was_reset:
+            seed = self._seed
         seeds = self._seeds(seed)
         mask = None
         if options is not None and "reset_mask" in options:
             mask = _checked_mask(options.pop("reset_mask"), self.num_envs)
+        encode(options, "options")  # names what cannot be sent, before anything is
         self._sequence += 1
         for peer in self._crew.active:
             part, own, skip = seeds[peer.rows], options, False
@@ -224,7 +242,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
                 own = {**(options or {}), "reset_mask": mask[peer.rows]}
                 skip = not mask[peer.rows].any()
             block = part if self.backend == "sync" else part[0]
-            self._crew.command(peer, Command.RESET, encode([self._sequence, block, own, skip], "the reset's arguments"))
+            self._crew.command(peer, Command.RESET, encode([self._sequence, block, own, skip]))
             peer.step_port.start()
         self._was_reset = True
         observation, _, _, _, infos = self._gather("resetting the environments")
@@ -255,7 +273,11 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         if arrays is None:  # another dtype or type than the space's: sent as it is, so that env.step gets just that
             rows = [peer.rows for peer in self._crew.active]
             parts = [slice_actions(self.single_action_space, actions, part.start, part.stop) for part in rows]
-            bodies = [encode([self._sequence, part], "actions") for part in parts]  # all, before any is sent
+            try:
+                bodies = [encode([self._sequence, part]) for part in parts]  # all, before any is sent
+            except EncodeError:
+                encode(actions, "actions")  # again, to name the environment
+                raise
             for peer, body in zip(self._crew.active, bodies, strict=True):
                 peer.step_port.start()
                 self._crew.command(peer, Command.ACTIONS, body)
@@ -321,6 +343,11 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         """The attribute ``name`` of every environment."""
         return self.call(name)
 
+    @property
+    def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]
+        """The seed of every environment's generator, as ``SyncVectorEnv`` gives it."""
+        return self.get_attr("np_random_seed")
+
     def set_attr(self, name: str, values: Any) -> None:
         """Set the attribute ``name``: a list or tuple holds one value for each environment, else it is for all."""
         self._demand_open("set_attr")
@@ -365,14 +392,14 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
 
         Leaving the loop, or any call but ``publish``, stops the workers; what was under way is dropped and counted.
         """
-        return self._begin("rollouts", num_steps).stream(int(num_steps))
+        return self._begin("rollouts", num_steps).stream(int(num_steps), lambda: self._demand_open("rollouts"))
 
     def _begin(self, method: str, num_steps: int) -> Detached:
         self._demand_open(method)
         detached = self._demand_policy(method)
         _whole("num_steps", num_steps)
         if not self._was_reset:
-            self.reset(seed=self._seed)
+            self.reset()
         return detached
 
     def _demand_policy(self, method: str) -> Detached:
@@ -381,10 +408,23 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         return self._detached
 
 
-def _whole(key: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-        raise ValueError(f"{key} must be a whole number, at least 1; got {value!r}")
+def _whole(key: str, value: Any, least: int = 1) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+        raise ValueError(f"{key} must be a whole number, at least {least}; got {value!r}")
     return int(value)
+
+
+def _seconds(key: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+        raise ValueError(f"{key} must be a positive number of seconds, got {value!r}")
+
+
+def _autoreset_mode(value: Any) -> AutoresetMode:
+    try:
+        return AutoresetMode(value)
+    except ValueError:
+        allowed = ", ".join(mode.value for mode in AutoresetMode)
+        raise ValueError(f"autoreset_mode must be one of {allowed}; got {value!r}") from None
 
 
 def _checked_mask(mask: Any, num_envs: int) -> NDArray[np.bool_]:

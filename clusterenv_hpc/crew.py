@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .comm.channel import Backoff, Channel, ClusterError, Deadline, WorkerError, wait_for
+from .comm.channel import Backoff, Channel, ClusterError, Deadline, SilenceError, WorkerError, wait_for
 from .comm.codec import decode, encode
 from .comm.messages import Command, Report, Tag, note
 from .handshake import Hello, compare
@@ -15,6 +16,8 @@ from .stats import Stats
 from .worker import GRACE_S
 
 CLOSE_S = 30.0
+AWAY_S = 1.0
+"""How long the learner may look elsewhere before that counts as its own silence, and not as the workers'."""
 
 
 class Crew:
@@ -41,6 +44,7 @@ class Crew:
         """Workers that died while the run went on."""
         self._buried: frozenset[int] = frozenset()
         self._deadline = Deadline(timeout_s)
+        self._looked = 0.0
 
     def meet(self, own: dict[str, Any]) -> Hello:
         """The handshake: hear every worker, check that all fit together (see ``handshake.compare``)."""
@@ -94,7 +98,7 @@ class Crew:
             wait_for(
                 lambda: self._bury() or condition(), self.channel, backoff or self._backoff, self._deadline, complaint
             )
-        except ClusterError:
+        except BaseException:  # an interruption too: an answer that is still to come must not be taken for the next one
             self.broken = True
             raise
 
@@ -138,25 +142,43 @@ class Crew:
         while (arrived := self.channel.take_note(Tag.REPORT)) is not None:
             self._hear(*arrived)
 
+    def demand_life(self, what: str) -> None:
+        """For a wait that others' messages end again and again.
+
+        Raises:
+            SilenceError: a worker was not heard of for the time that is taken for its death.
+        """
+        now = time.monotonic()
+        if now - self._looked > AWAY_S:  # nobody could be heard
+            for peer in self.active:
+                peer.heard = now
+        self._looked = now
+        silent = [peer for peer in self.active if now - peer.heard > self._timeout_s and not peer.arrived()]
+        if silent:
+            raise SilenceError(self.silence(silent, what))
+
+    def _failure(self, rank: int, report: dict[str, Any]) -> WorkerError:
+        row, cause = report["row"], report["cause"]
+        where = "" if row is None or f"environment {row}" in cause else f" in environment {row}"
+        rank = self.channel.world_rank(rank)
+        message = f"rank {rank} (worker, {report['host']}) failed{where}: {cause}"
+        return WorkerError(message, rank, report["host"], report["traceback"])
+
     def _hear(self, rank: int, data: bytes) -> None:
         kind, body = data[0], data[1:]
         self._deadline.renew()
         if kind == Report.ERROR:
             self.broken = True
-            report = decode(body)
-            row, cause = report["row"], report["cause"]
-            where = "" if row is None or f"environment {row}" in cause else f" in environment {row}"
-            rank = self.channel.world_rank(rank)
-            message = f"rank {rank} (worker, {report['host']}) failed{where}: {cause}"
-            raise WorkerError(message, rank, report["host"], report["traceback"])
+            raise self._failure(rank, decode(body))
         if kind == Report.LEFT:
             self._left.add(rank)
             return
         peer = self._by_rank.get(rank)
         if peer is None:
             return
-        if kind == Report.REPLY:
-            peer.replies.append(body)
+        peer.heard = time.monotonic()
+        if kind in (Report.REPLY, Report.REFUSAL):
+            peer.replies.append((kind == Report.REPLY, body))
         elif kind == Report.INFOS:
             self.stats.received["infos"].add(len(data))
             peer.infos.append(body)
@@ -191,7 +213,11 @@ class Crew:
     def ask(
         self, peers: Sequence[Peer], command: Command, bodies: Sequence[bytes], what: str, seconds: float | None = None
     ) -> list[bytes]:
-        """Send ``bodies[i]`` to ``peers[i]``; their replies."""
+        """Send ``bodies[i]`` to ``peers[i]``; their replies.
+
+        Raises:
+            WorkerError: an environment could not do it; all go on as before.
+        """
         for peer, body in zip(peers, bodies, strict=True):
             self.command(peer, command, body)
 
@@ -200,7 +226,11 @@ class Crew:
             return all(peer.replies or peer in self.lost for peer in peers)
 
         self.wait(replied, lambda: self.silence([peer for peer in peers if not peer.replies], what), seconds)
-        return [peer.replies.pop(0) for peer in peers if peer not in self.lost]
+        replies = [(peer, *peer.replies.pop(0)) for peer in peers if peer not in self.lost]
+        for peer, granted, body in replies:
+            if not granted:
+                raise self._failure(peer.rank, decode(body))
+        return [body for _, _, body in replies]
 
     # -- ending ------------------------------------------------------------------------------------------------------
 
@@ -209,6 +239,12 @@ class Crew:
         self.ask(self.peers, Command.CLOSE, [encode(kwargs)] * len(self.peers), "closing the environments", CLOSE_S)
         for peer in self.peers:
             peer.free()
+        if self.channel.transport == "local":
+            self.channel.close()
+
+    def abandon(self) -> None:
+        """Nothing is asked of the workers any more: those of this process end now, others when they are dismissed."""
+        self.broken = True
         if self.channel.transport == "local":
             self.channel.close()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import gymnasium
@@ -15,7 +15,7 @@ from .comm.codec import encode
 from .comm.messages import Buffer, Command, Leaf, RolloutShape, Tag, probe_note, weights_layout
 from .crew import Crew
 from .envs.spaces import join, leaves
-from .peer import RING, Peer, copy_probe_states, references
+from .peer import RING, Peer, Store, copy_probe_states
 from .policies import as_tensors, distribution_of, flat_weights, num_weights
 from .rollout import Episodes, Rollout
 from .sync import SyncRule
@@ -51,9 +51,10 @@ class Detached:
         self._distribution = distribution_of(policy, spaces[1])
         self._device = next((tensor.device for tensor in policy.parameters()), torch.device("cpu"))
         self._snapshot: Buffer | None = None
-        self._batches: list[tuple[tuple[int, int], Buffer, int]] = []
+        self._batches: list[Store] = []
+        self._batch_shape = (0, 0)
         self.streaming = False
-        self._turn = 0
+        self._streams = self._turn = 0
 
     # -- versions and weights ----------------------------------------------------------------------------------------
 
@@ -101,13 +102,14 @@ class Detached:
             self._crew.channel.send_note(peer.rank, Tag.COMMAND, data)
 
     def _evaluate(self, observations: Any) -> NDArray[np.float32]:
-        training = self._policy.training
+        training = [module for module in self._policy.modules() if module.training]  # some may be frozen
         self._policy.eval()
         try:
             with torch.inference_mode():
                 return np.asarray(self._policy(as_tensors(observations, self._device)).float().cpu().numpy())
         finally:
-            self._policy.train(training)
+            for module in training:
+                module.training = True
 
     # -- lockstep ----------------------------------------------------------------------------------------------------
 
@@ -148,21 +150,22 @@ class Detached:
     def _batch_views(self, num_steps: int, total: int) -> dict[str, NDArray[Any]]:
         """Arrays for a whole rollout, in a buffer that nobody holds any more (or a new one)."""
         layout = self._shape(num_steps, total).layout()
-        self._batches = [entry for entry in self._batches if entry[0] == (num_steps, total)]
-        for _, buffer, baseline in self._batches:
-            if references(buffer) - 1 <= baseline:  # the loop's own name counts too
-                return layout.views(buffer)
-        buffer = layout.allocate()
-        views = layout.views(buffer)
-        if len(self._batches) < RING:
-            self._batches.append(((num_steps, total), buffer, references(buffer) - len(layout.fields)))
-        return views
+        if self._batch_shape != (num_steps, total):
+            self._batches, self._batch_shape = [], (num_steps, total)
+        batch = next((batch for batch in self._batches if not batch.in_use), None)
+        if batch is None:
+            batch = Store(layout)
+            self._batches = [*self._batches[-RING:], batch]  # the oldest live on without us, with whoever kept them
+        return layout.views(batch.buffer)
 
     # -- as they arrive ----------------------------------------------------------------------------------------------
 
-    def stream(self, num_steps: int) -> Generator[Rollout, None, None]:
-        """Rollouts of single workers; see ``ClusterEnv.rollouts``."""
+    def stream(self, num_steps: int, demand_open: Callable[[], None]) -> Generator[Rollout, None, None]:
+        """Rollouts of single workers; see ``ClusterEnv.rollouts``.  Begins when the first one is asked for."""
         crew = self._crew
+        demand_open()
+        self._streams += 1
+        number = self._streams
         self._expect(num_steps, RING)
         for peer in crew.active:
             peer.stopped = False
@@ -174,6 +177,7 @@ class Detached:
 
         def came() -> bool:
             self._listen()
+            crew.demand_life(f"collecting {num_steps} steps")
             active = crew.active
             for i in range(len(active)):  # start after the one served last, so that none is preferred
                 peer = active[(self._turn + i) % len(active)]
@@ -184,14 +188,15 @@ class Detached:
             return False
 
         try:
-            while self.streaming:
+            while self.streaming and number == self._streams:
                 crew.wait(came, lambda: crew.silence(crew.active, f"collecting {num_steps} steps"), backoff=patience)
                 peer = ready.pop()
                 yield self._single(peer, self._take(peer))
-                if self.streaming:
+                if self.streaming and number == self._streams:
                     peer.replenish()
         finally:
-            self.stop()
+            if number == self._streams:  # not a newer one, that began when this one was stopped
+                self.stop()
 
     def stop(self) -> None:
         """Stop the stream, if there is one: the workers finish what they are at, and it is dropped and counted."""

@@ -34,10 +34,11 @@ class Hello:
     observation_space: bytes
     action_space: bytes
     autoreset_mode: str
-    separate_next: bool
     backend: str
     policy_layout: str
     num_weights: int
+    seed: int | None
+    num_probes: int
     num_params: int
     sync: dict[str, Any]
     metadata: dict[str, Any]
@@ -116,7 +117,7 @@ def compare(hellos: Sequence[Hello], own: dict[str, Any]) -> Hello:
 
     Args:
         hellos: one for each worker.
-        own: the learner's ``rank, host, versions, config_hash, num_envs, policy_layout, num_weights, sync``.
+        own: the learner's ``rank, host``, and whatever of ``Hello`` must be the same on every rank.
 
     Raises:
         HandshakeError: with the ranks, the hosts, and both values.
@@ -134,6 +135,8 @@ def compare(hellos: Sequence[Hello], own: dict[str, Any]) -> Hello:
         for key, what, advice in (
             ("config_hash", "the configuration's hash", one_script),
             ("num_envs", "num_envs", one_script),
+            ("seed", "the seed", one_script),
+            ("num_probes", "num_probes", one_script),
             ("sync", "the sync rule", one_script),
             ("num_weights", "the policy's number of weights", "build the policy the same way on every rank"),
             ("policy_layout", "the policy's layout", "build the policy the same way on every rank"),

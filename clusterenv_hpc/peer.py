@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from typing import Any
 
 import numpy as np
@@ -16,25 +17,34 @@ RING = 2
 """Receives posted for each worker: one fills while the other is looked at."""
 
 
-class Arrival:
-    """A buffer that a rollout arrives in, and its port."""
+class Store:
+    """A buffer that a rollout's arrays are made of."""
 
-    __slots__ = ("_baseline", "buffer", "port")
+    __slots__ = ("_baseline", "buffer")
 
-    def __init__(self, channel: Channel, layout: Layout, rank: int) -> None:
+    def __init__(self, layout: Layout) -> None:
         self.buffer: Buffer = layout.allocate()
-        self.port: Port = channel.incoming(self.buffer, rank, Tag.ROLLOUT)
-        self._baseline = references(self.buffer)
+        self._baseline = self._references()
+
+    def _references(self) -> int:
+        # Every array made of the buffer, and every tensor made of those, refers to it.
+        return sys.getrefcount(self.buffer)
 
     @property
     def in_use(self) -> bool:
-        """Whether somebody still holds arrays of the last rollout that arrived here."""
-        return references(self.buffer) > self._baseline
+        """Whether somebody still holds arrays that were made of the buffer."""
+        return self._references() > self._baseline
 
 
-def references(buffer: Buffer) -> int:
-    """How often ``buffer`` is referred to.  Every array made of it, and every tensor made of those, counts."""
-    return sys.getrefcount(buffer)
+class Arrival(Store):
+    """A buffer that a rollout arrives in, and its port."""
+
+    __slots__ = ("port",)
+
+    def __init__(self, channel: Channel, layout: Layout, rank: int) -> None:
+        super().__init__(layout)
+        self.port: Port = channel.incoming(self.buffer, rank, Tag.ROLLOUT)
+        self._baseline = self._references()
 
 
 class Peer:
@@ -45,7 +55,8 @@ class Peer:
         self.world_rank = channel.world_rank(hello.rank)
         self.rows = slice(*hello.rows)
         self.num_envs = hello.rows[1] - hello.rows[0]
-        self.replies: list[bytes] = []
+        self.replies: list[tuple[bool, bytes]] = []
+        self.heard = 0.0
         self.infos: list[bytes] = []
         self.wants_weights = False
         self.stopped = self.left = False
@@ -112,6 +123,7 @@ class Peer:
 
     def take(self) -> Buffer:
         """The rollout that has come.  Its buffer is filled again only when nobody holds arrays of it any more."""
+        self.heard = time.monotonic()
         arrival = self._posted.pop(0)
         self._spare.append(arrival)
         while len(self._spare) > RING + 1:  # somebody kept rollouts; those live on without us

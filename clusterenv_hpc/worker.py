@@ -7,6 +7,7 @@ piece of code runs on both transports, without threads.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 import traceback
@@ -44,7 +45,6 @@ NO_ENVIRONMENTS: dict[str, Any] = {
     "observation_space": b"",
     "action_space": b"",
     "autoreset_mode": "",
-    "separate_next": False,
     "num_params": 0,
     "metadata": {},
     "render_mode": None,
@@ -103,6 +103,8 @@ class Worker:
         self._last_sign = time.monotonic()
         self._streaming: int | None = None
         self._leaving = self._failed = False
+        self.closed = False
+        """Whether the environments are closed, so that the learner may stay silent for as long as it likes."""
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
@@ -152,15 +154,16 @@ class Worker:
             sequence, actions = decode(body)
             self._advance(sequence, actions)
         elif command == Command.CALL:
-            self._call(*decode(body))
+            self._answer(self._call, *decode(body))
         elif command == Command.SET:
-            self._set(*decode(body))
+            self._answer(self._set, *decode(body))
         elif command == Command.STOP:
             self._streaming = None
         elif command == Command.CLOSE:
             if self._collector is not None:
                 self._collector.envs.close(**decode(body))
-            self._reply(b"")
+            self.closed = True
+            self.channel.send_note(0, Tag.REPORT, note(Report.REPLY))
             self._leaving = self.settings.leave_on_close
         elif command == Command.LEAVE:
             self._leaving = True
@@ -179,6 +182,8 @@ class Worker:
             "backend": settings.source.backend,
             "policy_layout": "" if policy is None else str(policy_layout_of(policy)),
             "num_weights": 0 if policy is None else num_weights(policy),
+            "seed": settings.seed,
+            "num_probes": settings.num_probes,
             "sync": {} if self.rule is None else self.rule.describe(),
             **NO_ENVIRONMENTS,
         }
@@ -213,14 +218,7 @@ class Worker:
     def _fail(self, error: BaseException) -> Iterator[bool]:
         """Tell the learner, and wait until it lets this rank go; end the job if it does not."""
         self._failed = True
-        row = getattr(error, "row", None)
-        if row is None and self._collector is not None:
-            row = failing_row(self._collector.envs, error.__traceback__)
-        if row is not None and not isinstance(error, EnvError):
-            row += self.rows[0]
-        cause = str(error) if isinstance(error, (EnvError, NotFiniteError)) else f"{type(error).__name__}: {error}"
-        trace = "".join(traceback.format_exception(error))
-        report = {"cause": cause, "row": row, "host": self.channel.host, "traceback": trace[-20000:]}
+        report = self._describe(error)
         self.channel.send_note(0, Tag.REPORT, note(Report.ERROR, encode(report)))
         deadline = Deadline(GRACE_S)
         while not deadline.passed:
@@ -229,15 +227,28 @@ class Worker:
                 return
             yield False
         where = f"rank {self.channel.world_rank(self.channel.rank)} (worker, {self.channel.host})"
-        print(f"clusterenv-hpc: {where} failed: {cause}\n{trace}", file=sys.stderr, flush=True)
+        told = f"clusterenv-hpc: {where} failed: {report['cause']}\n{report['traceback']}"
+        print(told, file=sys.stderr, flush=True)
         self.channel.abort(1)
+
+    def _describe(self, error: BaseException) -> dict[str, Any]:
+        """What the learner is told of an exception."""
+        row = getattr(error, "row", None)
+        if row is None and self._collector is not None:
+            row = failing_row(self._collector.envs, error.__traceback__)
+        if row is not None and not isinstance(error, EnvError):
+            row += self.rows[0]
+        cause = str(error) if isinstance(error, (EnvError, NotFiniteError)) else f"{type(error).__name__}: {error}"
+        trace = "".join(traceback.format_exception(error))
+        return {"cause": cause, "row": row, "host": self.channel.host, "traceback": trace[-20000:]}
 
     def _release(self) -> None:
         for port in (self._actions_port, self._weights_port):
             if port is not None:
                 port.free()
         if self._collector is not None:
-            self._collector.envs.close()
+            with contextlib.suppress(Exception):  # whoever wanted to know asked to close
+                self._collector.envs.close()
         if self.group is not None:
             self.group.tell(LEAVE)
         self.channel.send_note(0, Tag.REPORT, note(Report.LEFT))
@@ -288,7 +299,10 @@ class Worker:
     def _step_back(self, sequence: int, rewards: Any, terminated: Any, truncated: Any, infos: dict[str, Any]) -> None:
         collector, views = self._collector, self._step_views
         assert collector is not None
+        deadline = Deadline(self.settings.timeout_s)
         while not self._step_port.done():  # the learner takes one result before it asks for the next
+            if deadline.passed:
+                raise SilenceError(f"the learner did not take the result of a step within {deadline.seconds:g} s")
             time.sleep(20e-6)
         for row, leaf in zip(self._step_observation, collector.observation, strict=True):
             np.copyto(row, leaf, casting="same_kind")
@@ -323,19 +337,30 @@ class Worker:
                 _demand_sendable(info, self.rows[0] + row, "info")
             raise
 
-    def _call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _answer(self, function: Callable[..., Any], *arguments: Any) -> None:
+        """Reply with what ``function`` returns, or why it could not: the caller may go on without."""
+        try:
+            reply = note(Report.REPLY, encode(function(*arguments)))
+        except Exception as error:
+            if self.group is not None:  # its ranks may be apart now
+                raise
+            reply = note(Report.REFUSAL, encode(self._describe(error)))
+        self.channel.send_note(0, Tag.REPORT, reply)
+
+    def _call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         results = []
         for row, env in self._single_envs("call"):
-            attribute = env.get_wrapper_attr(name)
-            value = attribute(*args, **kwargs) if callable(attribute) else attribute
-            _demand_sendable(value, row, name)
+            with _naming(row):
+                attribute = env.get_wrapper_attr(name)
+                value = attribute(*args, **kwargs) if callable(attribute) else attribute
+                _demand_sendable(value, row, name)
             results.append(value)
-        self._reply(encode(results))
+        return results
 
     def _set(self, name: str, values: list[Any]) -> None:
-        for (_, env), value in zip(self._single_envs("set_attr"), values, strict=True):
-            env.set_wrapper_attr(name, value)
-        self._reply(b"")
+        for (row, env), value in zip(self._single_envs("set_attr"), values, strict=True):
+            with _naming(row):
+                env.set_wrapper_attr(name, value)
 
     def _single_envs(self, what: str) -> list[tuple[int, Any]]:
         assert self._collector is not None
@@ -346,9 +371,6 @@ class Worker:
                 "use backend='sync'"
             )
         return [(self.rows[0] + i, env) for i, env in enumerate(envs.envs)]
-
-    def _reply(self, body: bytes) -> None:
-        self.channel.send_note(0, Tag.REPORT, note(Report.REPLY, body))
 
     # -- synchronization ---------------------------------------------------------------------------------------------
 
@@ -384,6 +406,7 @@ class Worker:
         self._collector.version = int(self._weights["header"]["version"][0])
         self._newest = max(self._newest, self._collector.version)
         self._requested = False
+        self._consider(None)  # a newer version may have been announced meanwhile
         return True
 
     # -- rollouts ----------------------------------------------------------------------------------------------------
@@ -408,6 +431,8 @@ class Worker:
                 raise SilenceError(
                     f"the learner did not answer for {deadline.seconds:g} s (a weight request, or taking a rollout)"
                 )
+            if self._told_to_leave():
+                return
             yield False
         self._waited_s += time.perf_counter() - began
         self._collect(slot, num_steps, self._look_up)
@@ -439,8 +464,16 @@ class Worker:
         while any(slot.handle is not None and not slot.handle.done() for slot in slots):
             if deadline.passed:
                 raise SilenceError(f"the learner did not take the last rollouts within {deadline.seconds:g} s")
+            if self._told_to_leave():
+                return
             yield False
         self.channel.send_note(0, Tag.REPORT, note(Report.STOPPED))
+
+    def _told_to_leave(self) -> bool:
+        """While waiting for the learner to take or to answer: it may leave instead."""
+        while not self._leaving and (arrived := self.channel.take_note(Tag.COMMAND, 0)) is not None:
+            self._obey(arrived[1])
+        return self._leaving
 
     def _look_up(self) -> None:
         """Between two steps of a long rollout: let messages move, and say that this rank is alive."""
@@ -498,6 +531,17 @@ class _one_thread:
             torch.set_num_threads(self._before)
 
 
+@contextlib.contextmanager
+def _naming(row: int) -> Iterator[None]:
+    """Errors of an environment say which one it was."""
+    try:
+        yield
+    except EnvError:
+        raise
+    except Exception as error:
+        raise EnvError(f"environment {row}: {type(error).__name__}: {error}", row) from error
+
+
 def _copied(tree: Any) -> Any:
     if isinstance(tree, dict):
         return {key: _copied(item) for key, item in tree.items()}
@@ -522,14 +566,15 @@ def run_worker(worker: Worker, channel: Channel, backoff: Backoff, timeout_s: fl
         if 0 in channel.lost:
             print(f"clusterenv-hpc: {who}: the learner is dead", file=sys.stderr)
             raise SystemExit(1)
+        if busy or worker.closed:
+            deadline.renew()
         if busy:
             backoff.reset()
-            deadline.renew()
             continue
         if deadline.passed:
             print(
                 f"clusterenv-hpc: {who} heard nothing from the learner (rank 0) for "
-                f" {timeout_s:g} s and ends the job; raise learner_timeout if it needs longer between rollouts",
+                f"{timeout_s:g} s and ends the job; raise learner_timeout if it needs longer between rollouts",
                 file=sys.stderr,
                 flush=True,
             )

@@ -66,6 +66,7 @@ class Report(IntEnum):
     ALIVE = 6
     ERROR = 7
     LEFT = 8
+    REFUSAL = 10  # what was asked for failed, and nothing else did
     RESTART = 9  # an environment failed and was built anew
 
 
