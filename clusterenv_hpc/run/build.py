@@ -12,8 +12,8 @@ import gymnasium
 import torch
 
 from clusterenv_hpc.envs.build import EnvSource, build_vector_env
-from clusterenv_hpc.learners import PPO, Learner, PPOConfig
-from clusterenv_hpc.policies import ActorCritic
+from clusterenv_hpc.learners import DQN, PPO, SAC, TD3, Learner, PPOConfig, VTrace
+from clusterenv_hpc.policies import ActorCritic, DeterministicActor, GaussianActor, QNetwork
 from clusterenv_hpc.policies.distributions import DiagonalGaussian, Distribution, distribution_for
 from clusterenv_hpc.run.config import ConfigError
 from clusterenv_hpc.run.schema import Config, EnvConfig, PolicyConfig
@@ -36,29 +36,51 @@ def spaces_of(env: EnvConfig) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any
 
 
 def build_policy(
-    policy: PolicyConfig, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any], seed: int
-) -> ActorCritic:
-    """The networks, initialised from ``seed`` alone, so that any number of ranks and cores begins alike.
+    policy: PolicyConfig,
+    observation_space: gymnasium.Space[Any],
+    action_space: gymnasium.Space[Any],
+    seed: int,
+    algo: Any = None,
+) -> torch.nn.Module:
+    """The networks that workers act with, initialised from ``seed`` alone, so that all ranks and cores begin alike.
 
+    algo: one of the algo schemas; what kind of network its learner trains.  None: an actor and a critic.
     Raises PolicyError or ConfigError where the spaces do not fit.
     """
+    with torch.random.fork_rng(devices=[]), one_thread():
+        torch.manual_seed(seed)
+        name, sizes = getattr(algo, "name", "ppo"), (policy.hidden, policy.activation)
+        if name not in ("dqn", "sac", "td3"):
+            return _actor_critic(policy, observation_space, action_space)
+        try:
+            if name == "dqn":
+                ladder = (algo.dueling, algo.epsilon, algo.epsilon_exponent)
+                return QNetwork(observation_space, action_space, *sizes, *ladder)  # type: ignore[arg-type]
+            if name == "sac":
+                return GaussianActor(observation_space, action_space, *sizes)  # type: ignore[arg-type]
+            return DeterministicActor(observation_space, action_space, *sizes, algo.exploration)  # type: ignore[arg-type]
+        except ValueError as error:
+            raise ConfigError(f"algo={name}: {error}") from error
+
+
+def _actor_critic(
+    policy: PolicyConfig, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]
+) -> ActorCritic:
     distribution: Distribution | None = None
     if isinstance(action_space, gymnasium.spaces.Box):
         try:
             distribution = DiagonalGaussian(action_space, squash=policy.squash)  # type: ignore[arg-type]
         except ValueError as error:
             raise ConfigError(f"policy.squash={policy.squash}: {error}") from error
-    with torch.random.fork_rng(devices=[]), one_thread():
-        torch.manual_seed(seed)
-        return ActorCritic(
-            observation_space,
-            action_space,
-            policy.hidden,
-            policy.activation,
-            critic=policy.critic,  # type: ignore[arg-type]
-            distribution=distribution or distribution_for(action_space),
-            log_std=policy.log_std,
-        )
+    return ActorCritic(
+        observation_space,
+        action_space,
+        policy.hidden,
+        policy.activation,
+        critic=policy.critic,  # type: ignore[arg-type]
+        distribution=distribution or distribution_for(action_space),
+        log_std=policy.log_std,
+    )
 
 
 @contextlib.contextmanager
@@ -79,11 +101,30 @@ def build_sync(sync: Any) -> SyncRule:
 
 
 def build_learner(
-    algo: Any, policy: torch.nn.Module, action_space: gymnasium.Space[Any], device: torch.device, seed: int
+    algo: Any,
+    policy: torch.nn.Module,
+    action_space: gymnasium.Space[Any],
+    device: torch.device,
+    seed: int,
+    *,
+    observation_space: gymnasium.Space[Any] | None = None,
+    num_envs: int = 1,
 ) -> Learner:
-    """The learner that one of the algo schemas describes."""
-    settings = {spec.name: getattr(algo, spec.name) for spec in dataclasses.fields(PPOConfig)}
-    return PPO(policy, PPOConfig(**settings), action_space, device, seed)
+    """The learner that one of the algo schemas describes.
+
+    observation_space: learners with networks of their own need it.  num_envs: of the whole run.
+    """
+    with one_thread():
+        if algo.name == "vtrace":
+            return VTrace(policy, algo, action_space, device, seed)
+        if algo.name == "dqn":
+            return DQN(policy, algo, action_space, num_envs, device, seed)
+        if algo.name in ("sac", "td3"):
+            assert observation_space is not None
+            kind = SAC if algo.name == "sac" else TD3
+            return kind(policy, algo, observation_space, action_space, num_envs, device, seed)
+        settings = {spec.name: getattr(algo, spec.name) for spec in dataclasses.fields(PPOConfig)}
+        return PPO(policy, PPOConfig(**settings), action_space, device, seed)
 
 
 def choose_device(device: str) -> torch.device:

@@ -151,7 +151,7 @@ def main(argv: list[str]) -> int:
     for line in loaded.damaged:
         print(f"warning: {line}; using {loaded.path.name}", file=sys.stderr)
     torch.set_num_threads(1)
-    policy = build_policy(config.policy, *spaces_of(config.env), seed=config.seed)
+    policy = build_policy(config.policy, *spaces_of(config.env), seed=config.seed, algo=config.algo)
     policy.load_state_dict(loaded.state["learner"]["policy"])
     result = evaluate(policy.eval(), config.env, config.eval)
     assert result is not None

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from clusterenv_hpc.rollout import Rollout
+from clusterenv_hpc.rollout import Episodes, Rollout
 from clusterenv_hpc.stats import Stats
 
 WIRE = ("weight_messages", "weight_bytes", "weight_requests", "probe_bytes", "rollout_bytes")
@@ -36,6 +36,7 @@ class Tally:
     lag_max: int = 0
     kl_sum: float = 0.0
     kl_count: int = 0
+    idle_s: float = 0.0
     asked_for_weights: int = 0
     before: dict[str, int] = field(default_factory=lambda: dict.fromkeys(WIRE, 0))
     wire: dict[str, int] = field(default_factory=lambda: dict.fromkeys(WIRE, 0))
@@ -45,19 +46,34 @@ class Tally:
         self.lengths: deque[int] = deque(maxlen=self.window)
         self._kl_seen = (0.0, 0)
 
-    def add(self, rollout: Rollout, stats: Stats, seconds: float) -> dict[str, Any]:
-        """Counts one update on ``rollout``, which took ``seconds`` with its collection; returns the update's record."""
+    def add(
+        self,
+        rollout: Rollout,
+        stats: Stats,
+        seconds: float,
+        *,
+        idle_s: float = 0.0,
+        published: bool = True,
+        telling: Episodes | None = None,
+    ) -> dict[str, Any]:
+        """Counts one update on ``rollout``, which took ``seconds`` with its collection; returns the update's record.
+
+        idle_s: how long of that the learner waited.  published: whether workers can hear of the result.
+        telling: the episodes whose returns say how good the policy is; default: all that ended.
+        """
+        telling = rollout.episodes if telling is None else telling
         steps = rollout.env_steps
         lag = rollout.lag[rollout.valid]
         kl_sum, kl_count = stats.kl_sum - self._kl_seen[0], stats.kl_count - self._kl_seen[1]
         self._kl_seen = (stats.kl_sum, stats.kl_count)
         self.env_steps += steps
         self.updates += 1
-        self.asked_for_weights += self.workers
+        self.idle_s += idle_s
+        self.asked_for_weights += self.workers * published
         self.wall_s += seconds
         self.episodes += len(rollout.episodes)
-        self.returns.extend(rollout.episodes.returns.tolist())
-        self.lengths.extend(rollout.episodes.lengths.tolist())
+        self.returns.extend(telling.returns.tolist())
+        self.lengths.extend(telling.lengths.tolist())
         self.lag_sum += float(lag.sum())
         self.lag_count += lag.size
         self.lag_max = max(self.lag_max, int(lag.max(initial=0)))
@@ -69,6 +85,7 @@ class Tally:
             "env_steps": self.env_steps,
             "wall_s": self.wall_s,
             "steps_per_s": steps / seconds,
+            "idle_share": idle_s / seconds,
             "return_mean": self.return_mean,
             "return_std": self.return_std,
             "length_mean": float(np.mean(self.lengths)) if self.lengths else math.nan,
@@ -105,6 +122,7 @@ class Tally:
             "updates": self.updates,
             "wall_s": self.wall_s,
             "steps_per_s": self.env_steps / self.wall_s if self.wall_s else 0.0,
+            "idle_share": self.idle_s / self.wall_s if self.wall_s else 0.0,
             "return_mean": self.return_mean,
             "return_std": self.return_std,
             "episodes": self.episodes,
@@ -117,7 +135,7 @@ class Tally:
 
     _PLAIN = (
         "env_steps", "updates", "episodes", "wall_s", "lag_sum", "lag_count", "lag_max", "kl_sum", "kl_count",
-        "asked_for_weights",
+        "idle_s", "asked_for_weights",
     )  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:

@@ -38,6 +38,7 @@ from clusterenv_hpc.run.progress import Progress, make_progress
 from clusterenv_hpc.run.report import closing, opening, summary
 from clusterenv_hpc.run.run_dir import RunDir, write_atomically
 from clusterenv_hpc.run.schema import Config
+from clusterenv_hpc.run.source import publishes, rollouts_for
 from clusterenv_hpc.run.tally import Tally
 
 CONFIRM_EVERY = 0.02
@@ -93,7 +94,7 @@ def work(config: Config, comm: Any) -> int:
     ignore_stop_signals(config.slurm.signal)
     torch.set_num_threads(1)
     try:
-        policy = build_policy(config.policy, *spaces_of(config.env), seeds_of(config.seed, 0)[0])
+        policy = build_policy(config.policy, *spaces_of(config.env), seeds_of(config.seed, 0)[0], config.algo)
         # The update only matters to the learner, which resets the environments with the seed.
         make_envs(config, policy, comm=comm, update=0, version=0)
     except Exception as error:
@@ -157,9 +158,17 @@ class LearnerRun:
         device = choose_device(config.device)
         observation_space, action_space = spaces_of(config.env)
         policy_seed, learner_seed, _ = seeds_of(config.seed, 0)
-        self.policy = build_policy(config.policy, observation_space, action_space, policy_seed)
+        self.policy = build_policy(config.policy, observation_space, action_space, policy_seed, config.algo)
         torch.set_num_threads(choose_threads(config, self.policy))
-        self.learner = build_learner(config.algo, self.policy, action_space, device, learner_seed)
+        self.learner = build_learner(
+            config.algo,
+            self.policy,
+            action_space,
+            device,
+            learner_seed,
+            observation_space=observation_space,
+            num_envs=config.num_envs,
+        )
         seed_everything(config.seed)
         loaded = self.store.load_latest() if config.resume else None
         version = 0 if loaded is None else self.restore(loaded)
@@ -214,19 +223,24 @@ class LearnerRun:
         """Updates until the steps are used up, the task is solved or a signal came; returns which of these."""
         config, tally = self.config, self.tally
         last_save = last_summary = time.monotonic()
+        batches = rollouts_for(config.algo, envs)
         while tally.env_steps < config.total_steps:
             if (reason := self.asked_to_stop()) is not None:
                 return reason
             began = time.perf_counter()
-            rollout = trim(envs.rollout(config.algo.num_steps), config.total_steps - tally.env_steps)
+            rollout = trim(next(batches), config.total_steps - tally.env_steps)
             if rollout.env_steps == 0:  # every environment was being reset
                 continue
             collected = time.perf_counter()
             learned = self.learner.update(rollout, tally.env_steps / config.total_steps)
-            envs.publish()
+            if published := publishes(config.algo, tally.updates + 1):
+                envs.publish()
             ended = time.perf_counter()
             self.update_s.append(ended - began)
-            record = tally.add(rollout, envs.stats, ended - began)
+            telling = self.learner.telling(rollout) if hasattr(self.learner, "telling") else None
+            record = tally.add(
+                rollout, envs.stats, ended - began, idle_s=collected - began, published=published, telling=telling
+            )
             record |= {"collect_s": collected - began, "learn_s": ended - collected, "version": envs.version, **learned}
             metrics.write(record)
             self.progress.update(record)
