@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,8 @@ from .comm.messages import Command
 from .comm.world import Ending, default_backoff
 from .crew import Crew
 from .detach import Detached
-from .envs.build import EnvSource
+from .envs.build import EnvSource, Wrapper
+from .envs.delays import Delay
 from .envs.infos import array_leaves, check_actions, merge_infos, slice_actions
 from .envs.spaces import decode_space, join, leaves
 from .handshake import software_versions
@@ -38,8 +39,8 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
     leaves the process by ``SystemExit`` when the learner is done.  Row i is env i, always.
 
     Args:
-        env: a Gymnasium id or a callable that makes one environment from ``env_kwargs`` (with ``backend="vector"``: a
-            vector environment from ``num_envs`` and ``env_kwargs``).
+        env: a Gymnasium id, or a callable (or ``"module:name"``, which names one) that makes one environment from
+            ``env_kwargs`` (with ``backend="vector"``: a vector environment from ``num_envs`` and ``env_kwargs``).
         num_envs: in all; dealt out over the workers in contiguous blocks.
         policy: a module that follows ``clusterenv_hpc.policies.protocol``; for ``rollout`` and ``rollouts``.
         sync: when a worker asks for weights; default ``Always()``, which is safe for any on-policy code.
@@ -57,6 +58,8 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         on_error: ``"abort"``: an environment that fails ends the job.  ``"restart"``: it is rebuilt in place and its
             episode ends as truncated (``sync`` backend, one rank for each environment; see ``envs.restart``).
         max_restarts: how often each environment may be rebuilt before its failure ends the job all the same.
+        wrappers: callables ``env -> env``, applied to each environment, the first innermost (``sync`` backend).
+        delay: makes workers slow, for experiments with unequal ones.
         on_worker_loss: ``"abort"``: a worker's death ends the job (so do most MPIs by themselves).  ``"continue"``:
             rollouts go on with the workers left, and without the dead one's environments; needs an MPI with ULFM.
         exit_workers: if False, the constructor returns a closed object on workers when the learner has closed.
@@ -88,6 +91,8 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         learner_timeout: float = 3600.0,
         on_error: str = "abort",
         max_restarts: int = 10,
+        wrappers: Sequence[Wrapper] = (),
+        delay: Delay | None = None,
         on_worker_loss: str = "abort",
         exit_workers: bool = True,
         config_hash: str = "",
@@ -110,7 +115,9 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             raise TypeError(f"sync must be APS(...), Always(), EveryK(...) or Never(), got {sync!r}")
         rule = (sync or Always()) if policy is not None else None
         mode = _autoreset_mode(autoreset_mode)
-        source = EnvSource(env, dict(env_kwargs or {}), backend, mode, on_error, max_restarts)
+        source = EnvSource(
+            env, dict(env_kwargs or {}), backend, mode, on_error, max_restarts, tuple(wrappers), delay or Delay()
+        )
         if on_error == "restart" and env_ranks != 1:
             raise ValueError(f"on_error='restart' needs environments of one rank each, got env_ranks={env_ranks}")
         settings = WorkerSettings(source, self.num_envs, config_hash, seed, num_probes, timeout, not exit_workers)

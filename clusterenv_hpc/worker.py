@@ -33,6 +33,7 @@ from .comm.messages import (
     weights_layout,
 )
 from .envs.build import EnvError, EnvSource, SyncEnvs, build_vector_env, failing_row
+from .envs.delays import slow_down
 from .envs.group import LEAVE, Group
 from .envs.spaces import encode_space, join, leaves
 from .handshake import Hello, deal, plain_metadata, software_versions, this_process
@@ -189,6 +190,7 @@ class Worker:
         }
         if last > first:
             envs = build_vector_env(settings.source, last - first, first, self.group)
+            slow_down(envs, settings.source.delay.by_worker(self.channel.size - 1)[self.channel.rank - 1])
             distribution = None
             if policy is not None:
                 policy.eval()

@@ -7,6 +7,7 @@ Backends: ``sync`` steps environments one after another and is bit-equal to Gymn
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,9 +18,11 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
+from .delays import Delay
 from .group import Group, GroupEnv
 
 AutoresetModeLike = AutoresetMode | str
+Wrapper = Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]
 BACKENDS = ("sync", "vector", "envpool")
 ON_ERROR = ("abort", "restart")
 
@@ -36,10 +39,12 @@ class EnvError(RuntimeError):
 class EnvSource:
     """Where environments come from.
 
-    ``env`` is a Gymnasium id (``"module:Id-v0"`` imports the module first) or a callable.  A callable is called
-    once per environment with ``kwargs`` and returns a ``gymnasium.Env``; with the backend ``vector`` it is called once
-    with ``num_envs`` and ``kwargs`` and returns a ``VectorEnv``.
+    ``env`` is a Gymnasium id (``"module:Id-v0"`` imports the module first), a callable, or a string ``"module:name"``
+    that names one.  A callable is called once per environment with ``kwargs`` and returns a ``gymnasium.Env``; with the
+    backend ``vector`` it is called once with ``num_envs`` and ``kwargs`` and returns a ``VectorEnv``.
 
+    ``wrappers``: applied to each environment, the first innermost (backend ``sync`` only).
+    ``delay``: makes workers slow, for experiments.
     ``on_error``: what an exception out of ``step`` or ``reset`` does: ``"abort"`` ends the job; ``"restart"`` rebuilds
     that environment in place, up to ``max_restarts`` times (backend ``sync`` only; see ``envs.restart``).
     """
@@ -50,6 +55,8 @@ class EnvSource:
     autoreset_mode: AutoresetMode = AutoresetMode.NEXT_STEP
     on_error: str = "abort"
     max_restarts: int = 10
+    wrappers: Sequence[Wrapper] = ()
+    delay: Delay = field(default_factory=Delay)
 
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
@@ -61,6 +68,10 @@ class EnvSource:
                 f"on_error='restart' needs environments that can be rebuilt one by one: expected backend='sync', "
                 f"got {self.backend!r}"
             )
+        if self.wrappers and self.backend != "sync":
+            raise ValueError(f"wrappers are for single environments: expected backend='sync', got {self.backend!r}")
+        if not all(callable(wrapper) for wrapper in self.wrappers):
+            raise TypeError(f"wrappers must be callables that take an environment, got {list(self.wrappers)}")
         if isinstance(self.max_restarts, bool) or not isinstance(self.max_restarts, int) or self.max_restarts < 0:
             raise ValueError(f"max_restarts must be a whole number, at least 0; got {self.max_restarts!r}")
         if not (isinstance(self.env, str) or callable(self.env)):
@@ -129,6 +140,17 @@ def _settled(info: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def named_callable(env: str) -> Callable[..., Any] | None:
+    """What ``"module:name"`` names, if it is a callable of that module rather than an id that it registers.
+
+    Raises:
+        ImportError: there is no such module; and whatever else importing it raises.
+    """
+    module, _, name = env.rpartition(":")
+    found = getattr(importlib.import_module(module), name, None) if module else None
+    return found if callable(found) and name not in gym.registry else None
+
+
 def make_env(source: EnvSource, row: int, group: Group | None = None) -> gym.Env[Any, Any]:
     """One environment, or this rank's part of one that spans a group of ranks.
 
@@ -137,7 +159,10 @@ def make_env(source: EnvSource, row: int, group: Group | None = None) -> gym.Env
     """
     kwargs = dict(source.kwargs) if group is None else {**source.kwargs, "comm": group.comm}
     try:
-        env = gym.make(source.env, **kwargs) if isinstance(source.env, str) else source.env(**kwargs)
+        build = named_callable(source.env) if isinstance(source.env, str) else source.env
+        env = gym.make(source.env, **kwargs) if build is None else build(**kwargs)  # type: ignore[arg-type]
+        for wrapper in source.wrappers:
+            env = wrapper(env)
     except Exception as error:
         raise EnvError(
             f"environment {row} ({source.env_id}) could not be built: {type(error).__name__}: {error}", row
@@ -184,10 +209,10 @@ def build_vector_env(
             from .pool import EnvPoolEnvs
 
             envs: Any = EnvPoolEnvs(source.env_id, num_envs, source.kwargs)
-        elif isinstance(source.env, str):
-            envs = gym.make_vec(source.env, num_envs, vectorization_mode="vector_entry_point", **source.kwargs)
+        elif (build := named_callable(source.env) if isinstance(source.env, str) else source.env) is not None:
+            envs = build(num_envs=num_envs, **source.kwargs)
         else:
-            envs = source.env(num_envs=num_envs, **source.kwargs)
+            envs = gym.make_vec(source.env, num_envs, vectorization_mode="vector_entry_point", **source.kwargs)  # type: ignore[arg-type]
     except Exception as error:
         raise EnvError(
             f"{source.env_id} could not be built with backend={source.backend}: {type(error).__name__}: {error}"
