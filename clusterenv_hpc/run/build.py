@@ -6,16 +6,18 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import gymnasium
 import torch
 
-from clusterenv_hpc.envs.build import EnvSource, build_vector_env
+from clusterenv_hpc.envs.build import EnvSource, Wrapper, build_vector_env
+from clusterenv_hpc.envs.delays import Delay
 from clusterenv_hpc.learners import DQN, PPO, SAC, TD3, Learner, PPOConfig, VTrace
 from clusterenv_hpc.policies import ActorCritic, DeterministicActor, GaussianActor, QNetwork
 from clusterenv_hpc.policies.distributions import DiagonalGaussian, Distribution, distribution_for
-from clusterenv_hpc.run.config import ConfigError
+from clusterenv_hpc.run.config import ConfigError, named_object, wrapper_path
 from clusterenv_hpc.run.schema import Config, EnvConfig, PolicyConfig
 from clusterenv_hpc.sync import APS, Always, EveryK, Never, SyncRule
 
@@ -23,12 +25,31 @@ SETTINGS = {"delta", "max_lag", "k"}
 SYNC_RULES: dict[str, type[SyncRule]] = {"aps": APS, "always": Always, "every_k": EveryK, "never": Never}
 
 
+def env_source(env: EnvConfig, *, evaluation: bool = False) -> EnvSource:
+    """Where the workers' environments come from, or with ``evaluation`` those that a policy is judged in."""
+    return EnvSource(
+        env.id,
+        {**env.kwargs, **(env.eval_kwargs if evaluation else {})},
+        env.backend,
+        on_error=env.on_error,
+        max_restarts=env.max_restarts,
+        wrappers=tuple(build_wrapper(entry) for entry in env.wrappers),
+        delay=Delay(env.delay.scheme, env.delay.seconds, env.delay.factor, tuple(env.delay.values)),
+    )
+
+
+def build_wrapper(entry: Any) -> Wrapper:
+    """The wrapper that an entry of ``env.wrappers`` describes."""
+    path, kwargs = wrapper_path(entry)
+    return partial(named_object(path), **kwargs)
+
+
 def spaces_of(env: EnvConfig) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
     """The observation and action space of one environment, which is built for this and closed again.
 
     Raises EnvError where it cannot be built.
     """
-    envs = build_vector_env(EnvSource(env.id, env.kwargs, env.backend), 1)
+    envs = build_vector_env(env_source(env), 1)
     try:
         return envs.single_observation_space, envs.single_action_space
     finally:

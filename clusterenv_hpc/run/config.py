@@ -13,7 +13,9 @@ import hashlib
 import importlib
 import importlib.util
 import json
+import math
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,7 +38,7 @@ GROUPS = ("env", "algo", "policy", "sync", "slurm")
 RANK_LOCAL = ("run_dir", "name", "resume", "device", "threads", "checkpoint", "eval", "stop", "log", "slurm")
 """What only the learner acts on: not part of the hash that all ranks must share."""
 
-KEPT_ON_RESUME = ("env.id", "env.kwargs", "algo.name", "policy", "seed")
+KEPT_ON_RESUME = ("env.id", "env.kwargs", "env.wrappers", "algo.name", "policy", "seed")
 """What a resumed run cannot change: its weights and its counters would belong to something else."""
 
 IDENTITY = {"env": "id", "algo": "name", "policy": "name", "sync": "rule"}
@@ -46,6 +48,7 @@ EXTRAS = {
     "gymnasium.envs.box2d": ("Box2D", "box2d"),
     "gymnasium.envs.mujoco": ("mujoco", "mujoco"),
     "ale_py": ("ale_py", "atari"),
+    "minigrid": ("minigrid", "minigrid"),
 }
 """Where an environment's code lies: the module it needs, and the extra that installs it."""
 
@@ -146,6 +149,9 @@ def check(config: Config, *, check_env: bool = True) -> Config:
         if value is not None and (not value.strip() or (name == "name" and ("/" in value or value in {".", ".."}))):
             raise ConfigError(f"{name}={value!r}: allowed: a {'path' if name == 'run_dir' else 'name without /'}")
     check_slurm(config.slurm)
+    if config.workers is not None and len(config.env.delay.values) not in (0, config.worker_count):
+        count = len(config.env.delay.values)
+        raise ConfigError(f"env.delay.values: {count} values; allowed: one for each of {config.worker_count} workers")
     if (misfit := config.algo.misfit(config.num_envs, config.envs_per_worker)) is not None:
         raise ConfigError(misfit)
     if check_env:
@@ -157,6 +163,7 @@ def check_environment(env: EnvConfig) -> None:
     """Raises ConfigError where no such environment is registered, its package is missing, or its backend is."""
     import gymnasium
 
+    _check_pairs(env)
     module, _, name = env.id.rpartition(":")
     if env.backend == "envpool" and importlib.util.find_spec("envpool") is None:
         raise ConfigError("env.backend=envpool: the package is missing; pip install 'clusterenv_hpc[envpool]'")
@@ -179,6 +186,43 @@ def check_environment(env: EnvConfig) -> None:
             raise ConfigError(f"env.id={env.id}: needs the package {package}; pip install 'clusterenv_hpc[{extra}]'")
     if env.backend == "vector" and spec.vector_entry_point is None:
         raise ConfigError(f"env.backend=vector: {env.id} has no vector entry point; allowed: sync")
+
+
+def _check_pairs(env: EnvConfig) -> None:
+    """What concerns two keys of ``env`` at once, and the wrappers."""
+    if env.backend != "sync":
+        for key, given in (("on_error=restart", env.on_error == "restart"), ("wrappers", bool(env.wrappers))):
+            if given:
+                raise ConfigError(f"env.{key}: env.backend={env.backend} has no single environments; allowed: sync")
+    values = env.delay.values
+    if (env.delay.scheme == "list") != bool(values) or any(not 0 <= value < math.inf for value in values):
+        raise ConfigError(
+            f"env.delay.values={values}: allowed: seconds >= 0 for each worker with env.delay.scheme=list, else []"
+        )
+    for entry in env.wrappers:
+        path, _ = wrapper_path(entry)
+        if not callable(named_object(path)):
+            raise ConfigError(f"env.wrappers: {path} is no class or function")
+
+
+def wrapper_path(entry: Any) -> tuple[str, dict[str, Any]]:
+    """``(module:Class, keyword arguments)`` of an entry of ``env.wrappers``.  Raises ConfigError."""
+    if isinstance(entry, str):
+        return entry, {}
+    if isinstance(entry, dict) and set(entry) <= {"wrapper", "kwargs"} and isinstance(entry.get("wrapper"), str):
+        kwargs = entry.get("kwargs") or {}
+        if isinstance(kwargs, dict):
+            return entry["wrapper"], {str(name): value for name, value in kwargs.items()}
+    raise ConfigError(f"env.wrappers: {entry}: allowed: module:Class, or {{wrapper: module:Class, kwargs: {{...}}}}")
+
+
+def named_object(path: str) -> Any:
+    """What ``module:name`` names.  Raises ConfigError."""
+    module, _, name = path.rpartition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except Exception as error:
+        raise ConfigError(f"env.wrappers: cannot import {path}: {_first_line(error)}; allowed: module:Class") from error
 
 
 def _parse(overrides: Sequence[str]) -> list[Override]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 from collections.abc import Callable
@@ -15,8 +16,9 @@ import torch
 from gymnasium.vector.utils import concatenate, create_empty_array
 from numpy.typing import NDArray
 
+from clusterenv_hpc.envs.single import single_maker
 from clusterenv_hpc.policies import as_tensors, distribution_of
-from clusterenv_hpc.run.build import build_policy, spaces_of
+from clusterenv_hpc.run.build import build_policy, env_source, spaces_of
 from clusterenv_hpc.run.checkpoint import CheckpointStore
 from clusterenv_hpc.run.config import ConfigError, load, with_values
 from clusterenv_hpc.run.run_dir import find
@@ -65,11 +67,32 @@ class Evaluation:
 
 @dataclass
 class _Slot:
-    """An environment, the episode it plays, and what it shows."""
+    """An environment, the episode it plays, and what it shows; ``make`` makes another one, ``restarts`` times more."""
 
+    make: Callable[[], gymnasium.Env[Any, Any]]
+    restarts: int
     env: gymnasium.Env[Any, Any]
-    episode: int
-    observation: Any
+    episode: int = -1
+    observation: Any = None
+
+    def begin(self, episode: int, seed: int) -> None:
+        """Reset, for ``episode``."""
+        self.episode = episode
+        while True:
+            try:
+                self.observation, _ = self.env.reset(seed=seed)
+                return
+            except Exception as error:
+                self.renew(error)
+
+    def renew(self, error: Exception) -> None:
+        """Another environment in place of one that failed; raises ``error`` where that is not wanted any more."""
+        if self.restarts <= 0:
+            raise error
+        self.restarts -= 1
+        with contextlib.suppress(Exception):
+            self.env.close()
+        self.env = self.make()
 
 
 def evaluate(
@@ -78,18 +101,23 @@ def evaluate(
     """Plays ``settings.episodes`` episodes, at least one, with seeds counting up from ``settings.seed``.
 
     Greedy unless ``settings.sampled``; no random state outside is touched, so that training goes on undisturbed.
+    With ``env.on_error=restart`` an episode whose environment fails is played again, in a new one.
     Returns None where ``stop`` says so on the way.  Raises what the environment raises.
     """
     count = settings.episodes
     returns, lengths, cut = np.zeros(count), np.zeros(count, dtype=np.int64), 0
     device = next(policy.parameters()).device
     generator = torch.Generator().manual_seed(settings.seed)
-    envs = [gymnasium.make(env.id, **env.kwargs) for _ in range(min(SLOTS, count))]
-    space = envs[0].observation_space
-    distribution = distribution_of(policy, envs[0].action_space)
+    make = single_maker(env_source(env, evaluation=True))
+    restarts = env.max_restarts if env.on_error == "restart" else 0
+    slots = [_Slot(make, restarts, make()) for _ in range(min(SLOTS, count))]
+    space = slots[0].env.observation_space
+    distribution = distribution_of(policy, slots[0].env.action_space)
     waiting = iter(range(count))
     try:
-        playing = [_Slot(one, i, one.reset(seed=settings.seed + i)[0]) for one, i in zip(envs, waiting, strict=False)]
+        playing = list(slots)
+        for slot in playing:
+            slot.begin(i := next(waiting), settings.seed + i)
         while playing:
             if stop():
                 return None
@@ -101,7 +129,14 @@ def evaluate(
                 drawn = distribution.mode(params) if noise is None else distribution.sample(params, noise)
             still = []
             for slot, action in zip(playing, distribution.env_actions(drawn.numpy()), strict=True):
-                slot.observation, reward, terminated, truncated, _ = slot.env.step(action)
+                try:
+                    slot.observation, reward, terminated, truncated, _ = slot.env.step(action)
+                except Exception as error:
+                    slot.renew(error)
+                    returns[slot.episode], lengths[slot.episode] = 0.0, 0
+                    slot.begin(slot.episode, settings.seed + slot.episode)
+                    still.append(slot)
+                    continue
                 returns[slot.episode] += float(reward)
                 lengths[slot.episode] += 1
                 ended = bool(terminated or truncated)
@@ -111,13 +146,12 @@ def evaluate(
                     following = next(waiting, None)
                     if following is None:
                         continue
-                    slot.episode = following
-                    slot.observation, _ = slot.env.reset(seed=settings.seed + following)
+                    slot.begin(following, settings.seed + following)
                 still.append(slot)
             playing = still
     finally:
-        for one in envs:
-            one.close()
+        for slot in slots:
+            slot.env.close()
     return Evaluation(returns, lengths, cut)
 
 

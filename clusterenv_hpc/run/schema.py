@@ -17,15 +17,38 @@ from clusterenv_hpc.settings import about, key
 
 
 @dataclass
+class DelayConfig:
+    """Sleeps that make the workers' steps slow, for experiments; i = 1 is the first worker."""
+
+    scheme: str = key(
+        "none",
+        "equal: seconds; sqrt: seconds x sqrt(i); linear: seconds x i; straggler: seconds, the last one's x factor; "
+        "list: values",
+        choices=("none", "equal", "sqrt", "linear", "straggler", "list"),
+    )
+    seconds: float = key(0.0, "of one step of a worker's environments, all of them together", ge=0)
+    factor: float = key(10.0, "how much longer the straggler takes", ge=0)
+    values: list[float] = field(default_factory=list, metadata=about("seconds for each worker, with scheme=list"))
+
+
+@dataclass
 class EnvConfig:
     """The environment, the same on every worker."""
 
-    id: str = key(MISSING, "Gymnasium id, or module:Id for an environment that its module registers")
+    id: str = key(MISSING, "Gymnasium id, or module:Id where importing the module registers it, or module:Class")
     name: str | None = key(None, "short name, used for the run's directory; null: made from the id")
     kwargs: dict[str, Any] = field(default_factory=dict, metadata=about("keyword arguments of gymnasium.make"))
+    eval_kwargs: dict[str, Any] = field(
+        default_factory=dict, metadata=about("what of them evaluations change, such as clipped rewards")
+    )
+    wrappers: list[Any] = field(
+        default_factory=list,
+        metadata=about("around each environment, the innermost first: module:Class, or {wrapper: module:Class, kwargs}"),
+    )
     backend: str = key("sync", "how a worker steps its environments", choices=("sync", "vector", "envpool"))
     on_error: str = key("abort", "when one fails: end the run, or build it anew", choices=("abort", "restart"))
     max_restarts: int = key(10, "how often each environment may be built anew", ge=0)
+    delay: DelayConfig = field(default_factory=DelayConfig)
     target_return: float | None = key(None, "mean return at which the task counts as solved; null: not known")
 
 

@@ -27,7 +27,15 @@ from clusterenv_hpc.comm.channel import ClusterError, SilenceError
 from clusterenv_hpc.jobs.record import remember
 from clusterenv_hpc.jobs.signals import JobSignals
 from clusterenv_hpc.rollout import Rollout
-from clusterenv_hpc.run.build import build_learner, build_policy, build_sync, choose_device, choose_threads, spaces_of
+from clusterenv_hpc.run.build import (
+    build_learner,
+    build_policy,
+    build_sync,
+    choose_device,
+    choose_threads,
+    env_source,
+    spaces_of,
+)
 from clusterenv_hpc.run.checkpoint import CheckpointStore, Loaded
 from clusterenv_hpc.run.config import config_hash, to_yaml
 from clusterenv_hpc.run.errors import describe, exit_code, wants_traceback
@@ -68,12 +76,13 @@ def seeds_of(seed: int, update: int) -> tuple[int, int, int]:
 
 def make_envs(config: Config, policy: torch.nn.Module, *, comm: Any, update: int, version: int) -> ClusterEnv:
     """The environments of the run, wherever they are; on worker ranks this serves and raises SystemExit."""
+    source = env_source(config.env)
     return ClusterEnv(
         config.env.id,
         config.num_envs,
         policy=policy,
         sync=build_sync(config.sync),
-        env_kwargs=config.env.kwargs,
+        env_kwargs=source.kwargs,
         comm=comm,
         seed=seeds_of(config.seed, update)[2],
         backend=config.env.backend,
@@ -83,6 +92,8 @@ def make_envs(config: Config, policy: torch.nn.Module, *, comm: Any, update: int
         learner_timeout=config.learner_timeout,
         on_error=config.env.on_error,
         max_restarts=config.env.max_restarts,
+        wrappers=source.wrappers,
+        delay=source.delay,
         on_worker_loss=config.on_worker_loss or ("continue" if config.slurm.launcher == "ulfm" else "abort"),
         config_hash=config_hash(config),
         first_version=version,
