@@ -171,7 +171,14 @@ def check_environment(env: EnvConfig) -> None:
         try:
             importlib.import_module(module)
         except Exception as error:
-            raise ConfigError(f"env.id={env.id}: cannot import {module}: {_first_line(error)}") from error
+            package, extra = EXTRAS.get(module.partition(".")[0], (None, None))
+            if package is not None and importlib.util.find_spec(package) is None:
+                hint = f"needs the package {package}; pip install 'clusterenv_hpc[{extra}]'"
+            else:
+                hint = f"cannot import {module}: {_first_line(error)}; is it installed, or its folder on PYTHONPATH?"
+            raise ConfigError(f"env.id={env.id}: {hint}") from error
+        if name not in gymnasium.registry and callable(getattr(sys.modules[module], name, None)):
+            return  # it names a class or a function
     elif name.startswith("ALE/") and importlib.util.find_spec("ale_py") is not None:
         gymnasium.register_envs(importlib.import_module("ale_py"))
     spec = gymnasium.registry.get(name)
