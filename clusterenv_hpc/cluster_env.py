@@ -223,7 +223,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             raise ClusterError(f"{method}() was called after close(), or after a failure or an interruption")
         if method in ("reset", "step", "call", "set_attr"):
             self._crew.demand_all(method)
-        if method != "publish":
+        if method not in ("publish", "poll"):
             self._stop()
 
     def _stop(self) -> None:
@@ -397,9 +397,21 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
     def rollouts(self, num_steps: int) -> Generator[Rollout, None, None]:
         """Rollouts of single workers ``[T, n, ...]`` in the order they arrive, without end; workers never wait.
 
-        Leaving the loop, or any call but ``publish``, stops the workers; what was under way is dropped and counted.
+        Leaving the loop, or any call but ``publish`` and ``poll``, stops the workers; what was under way is dropped and
+        counted.
         """
         return self._begin("rollouts", num_steps).stream(int(num_steps), lambda: self._demand_open("rollouts"))
+
+    def poll(self) -> int:
+        """Without waiting, let messages move and answer weight requests: for within updates that take long.
+
+        Returns how many rollouts have come that were not taken yet.
+
+        Raises:
+            WorkerError: a worker failed.
+        """
+        self._demand_open("poll")
+        return self._demand_policy("poll").poll()
 
     def _begin(self, method: str, num_steps: int) -> Detached:
         self._demand_open(method)

@@ -67,6 +67,12 @@ class Detached:
             self._listen()
         return self.version
 
+    def poll(self) -> int:
+        """Hear the workers without waiting; how many of their rollouts are there to be taken."""
+        if self._snapshot is not None:
+            self._listen()
+        return sum(peer.waiting for peer in self._crew.active)
+
     def _take_snapshot(self) -> None:
         layout = weights_layout(num_weights(self._policy))
         buffer = layout.allocate()

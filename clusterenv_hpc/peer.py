@@ -121,6 +121,11 @@ class Peer:
         """Whether a rollout has come."""
         return bool(self._posted) and self._posted[0].port.done()
 
+    @property
+    def waiting(self) -> int:
+        """How many rollouts have come that were not taken yet."""
+        return sum(bool(arrival.port.done()) for arrival in self._posted)
+
     def take(self) -> Buffer:
         """The rollout that has come.  Its buffer is filled again only when nobody holds arrays of it any more."""
         self.heard = time.monotonic()

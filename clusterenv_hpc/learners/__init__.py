@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from ..algorithms import DQNConfig, SACConfig, TD3Config, VTraceConfig
-from ..rollout import Rollout
+from ..rollout import Episodes, Rollout
 from .dqn import DQN
 from .ppo import PPO, PPOConfig
 from .replay import Replay
@@ -19,10 +20,17 @@ class Learner(Protocol):
     """What the run needs of a learning algorithm, whichever it is.
 
     A learner owns the policy's training: it changes the policy module's parameters in place.
+    meanwhile: it calls this between gradient steps, so that messages move while a long update goes on.
     """
+
+    meanwhile: Callable[[], object]
 
     def update(self, rollout: Rollout, progress: float) -> dict[str, float]:
         """Learn from one rollout; ``progress`` in [0, 1] is the share of the run that is over.  Returns metrics."""
+        ...
+
+    def telling(self, rollout: Rollout) -> Episodes:
+        """The episodes of a rollout whose returns say how good the policy is, where some workers explore on purpose."""
         ...
 
     def state_dict(self) -> dict[str, Any]:

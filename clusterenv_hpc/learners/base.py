@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..policies.protocol import PolicyError, distribution_of
-from ..rollout import Rollout
+from ..rollout import Episodes, Rollout
 from ..settings import checked
 
 
@@ -49,7 +49,7 @@ class LearnerBase:
         self.device = first.device if device is None else torch.device(device)
         policy.to(self.device)
         self.generator = torch.Generator().manual_seed(seed)
-        self.meanwhile: Callable[[], object] = _nothing
+        self.meanwhile: Callable[[], object] = nothing
 
     def rate(self, progress: float, start: float | None = None) -> float:
         """The learning rate at ``progress`` in [0, 1] of the run, from ``start`` or the config's own."""
@@ -76,6 +76,10 @@ class LearnerBase:
             f"rank {int(rollout.ranks[column])}: its observations or the policy's weights hold NaN or infinity."
         )
 
+    def telling(self, rollout: Rollout) -> Episodes:
+        """All of them."""
+        return rollout.episodes
+
     def state_dict(self) -> dict[str, Any]:
         """Policy and generator, as a snapshot; a learner adds what else it has."""
         return {"policy": copy.deepcopy(self.policy.state_dict()), "generator": self.generator.get_state()}
@@ -86,5 +90,5 @@ class LearnerBase:
         self.generator.set_state(state["generator"].cpu())
 
 
-def _nothing() -> None:
+def nothing() -> None:
     """Nobody wants to do anything meanwhile."""

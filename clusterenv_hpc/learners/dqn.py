@@ -19,7 +19,7 @@ from torch.nn.functional import huber_loss
 from ..algorithms import DQNConfig
 from ..policies.epsilon_greedy import EpsilonGreedy
 from ..policies.protocol import PolicyError
-from ..rollout import Rollout
+from ..rollout import Episodes, Rollout
 from .batches import take
 from .off_policy import OffPolicyLearner, follow, frozen_copy
 from .optimizer import FlatAdam
@@ -55,6 +55,7 @@ class DQN(OffPolicyLearner):
             )
         self.config, self._greedy = config, self.distribution
         self._target = frozen_copy(policy)
+        self._least = 1.0
         trained = (parameter for parameter in policy.parameters() if parameter.requires_grad)
         self._optimizer = FlatAdam(trained, config.learning_rate, config.adam_eps, config.max_grad_norm)
 
@@ -81,6 +82,14 @@ class DQN(OffPolicyLearner):
     def draw(self, progress: float) -> Sample:
         beta = self.config.importance_exponent
         return self.replay.sample(self.config.batch_size, self.generator, self.device, beta + (1.0 - beta) * progress)
+
+    def telling(self, rollout: Rollout) -> Episodes:
+        """The episodes of those environments whose worker explores least."""
+        epsilon = rollout.behaviour_params[..., -1].min(0)
+        self._least = min(self._least, float(epsilon.min()))
+        ended = rollout.episodes
+        told = np.isin(ended.rows, rollout.rows[epsilon <= self._least])
+        return Episodes(ended.returns[told], ended.lengths[told], ended.rows[told])
 
     def start(self, progress: float) -> None:
         self._optimizer.start(self.rate(progress))

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from ..policies.protocol import PolicyError, distribution_of, evaluate
-from ..rollout import Rollout, Tree
+from ..rollout import Episodes, Rollout, Tree
+from .base import nothing
 from .batches import chunks, select, take
 from .optimizer import FlatAdam
 from .returns import gae
@@ -138,6 +139,7 @@ class PPO:
 
     device: where to train; defaults to where the policy is.  The policy is moved there.
     seed: of the minibatch order, the only randomness here.
+    meanwhile: called between gradient steps, so that messages move while a long update goes on.
     """
 
     def __init__(
@@ -159,6 +161,7 @@ class PPO:
         trained = (parameter for parameter in policy.parameters() if parameter.requires_grad)
         self._optimizer = FlatAdam(trained, config.learning_rate, config.adam_eps, config.max_grad_norm)
         self._generator = torch.Generator().manual_seed(seed)
+        self.meanwhile: Callable[[], object] = nothing
 
     def update(self, rollout: Rollout, progress: float) -> dict[str, float]:
         """One PPO update on the rollout's valid steps; ``progress`` in [0, 1] drives the learning-rate schedule.
@@ -306,6 +309,7 @@ class PPO:
             # Only references are kept here; they become numbers once per epoch.
             numbers += (surrogate.detach(), mean_entropy.detach(), value_loss.detach(), norm)
             log_probs.append(log_prob.detach())
+            self.meanwhile()
         means = torch.stack(numbers).view(-1, 4).mean(0).tolist()
         moved = (torch.cat(log_probs) - batch.columns[:, 0].index_select(0, order)).expm1().abs()
         return {
@@ -328,6 +332,10 @@ class PPO:
         rows = torch.arange(0, total, -(-total // _KL_ROWS), device=self.device)
         params, _ = self._evaluate(select(batch.observations, rows))
         return float(self.distribution.kl(batch.proximal_params.index_select(0, rows), params).mean())
+
+    def telling(self, rollout: Rollout) -> Episodes:
+        """All of them."""
+        return rollout.episodes
 
     def state_dict(self) -> dict[str, Any]:
         """Policy, optimizer and minibatch generator: plain tensors, numbers and containers of them.

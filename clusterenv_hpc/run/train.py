@@ -235,6 +235,7 @@ class LearnerRun:
         config, tally = self.config, self.tally
         last_save = last_summary = time.monotonic()
         batches = rollouts_for(config.algo, envs)
+        self.learner.meanwhile = envs.poll
         while tally.env_steps < config.total_steps:
             if (reason := self.asked_to_stop()) is not None:
                 return reason
@@ -242,17 +243,22 @@ class LearnerRun:
             rollout = trim(next(batches), config.total_steps - tally.env_steps)
             if rollout.env_steps == 0:  # every environment was being reset
                 continue
-            collected = time.perf_counter()
+            collected, waiting = time.perf_counter(), envs.poll()
             learned = self.learner.update(rollout, tally.env_steps / config.total_steps)
             if published := publishes(config.algo, tally.updates + 1):
                 envs.publish()
             ended = time.perf_counter()
             self.update_s.append(ended - began)
-            telling = self.learner.telling(rollout) if hasattr(self.learner, "telling") else None
             record = tally.add(
-                rollout, envs.stats, ended - began, idle_s=collected - began, published=published, telling=telling
+                rollout,
+                envs.stats,
+                ended - began,
+                idle_s=collected - began,
+                published=published,
+                telling=self.learner.telling(rollout),
             )
-            record |= {"collect_s": collected - began, "learn_s": ended - collected, "version": envs.version, **learned}
+            record |= {"collect_s": collected - began, "learn_s": ended - collected, "waiting": waiting}
+            record |= {"version": envs.version, **learned}
             metrics.write(record)
             self.progress.update(record)
             if time.monotonic() - last_save >= config.checkpoint.every_s:
