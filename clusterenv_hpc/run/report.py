@@ -59,6 +59,7 @@ def summary(
         "software": {"python": platform.python_version(), "torch": torch.__version__},
         "wire_since_start": {name: envs.stats.as_dict()[name] for name in ("sent", "received")},
         "seconds_by_rank_since_start": envs.stats.as_dict()["seconds_by_rank"],
+        "restarts_by_rank_since_start": envs.stats.as_dict()["restarts_by_rank"],
     }
 
 
@@ -76,6 +77,8 @@ def closing(config: Config, run: RunDir, tally: Tally, exit_reason: str, result:
         f"  weight messages {tally.wire['weight_messages']} where sync=always sends {tally.asked_for_weights} "
         f"({number(100 * tally.weights_saved)} % saved)",
     ]
+    if restarts := tally.wire["env_restarts"]:
+        lines.append(f"  environments that failed were built anew {restarts} times (env.on_error=restart)")
     if result is not None:
         target = config.env.target_return
         verdict = "" if target is None else f"; solved from {target:g} on: {'yes' if result.mean >= target else 'no'}"

@@ -43,7 +43,7 @@ class EnvConfig:
     )
     wrappers: list[Any] = field(
         default_factory=list,
-        metadata=about("of each environment, the innermost first: module:Class, or {wrapper: module:Class, kwargs: {}}"),
+        metadata=about("of each, the innermost first: module:Class, or {wrapper: module:Class, kwargs: {}}"),
     )
     backend: str = key("sync", "how a worker steps its environments", choices=("sync", "vector", "envpool"))
     on_error: str = key("abort", "when one fails: end the run, or build it anew", choices=("abort", "restart"))

@@ -12,7 +12,7 @@ import numpy as np
 from clusterenv_hpc.rollout import Episodes, Rollout
 from clusterenv_hpc.stats import Stats
 
-WIRE = ("weight_messages", "weight_bytes", "weight_requests", "probe_bytes", "rollout_bytes")
+WIRE = ("weight_messages", "weight_bytes", "weight_requests", "probe_bytes", "rollout_bytes", "env_restarts")
 """Counters of :class:`~clusterenv_hpc.stats.Stats` that are carried over a resume."""
 
 
@@ -147,7 +147,8 @@ class Tally:
         """Goes on from what ``state_dict`` gave, with statistics of the wire that begin anew."""
         for name in self._PLAIN:
             setattr(self, name, state[name])
-        self.before, self.wire = dict(state["wire"]), dict(state["wire"])
+        self.before = {name: state["wire"].get(name, 0) for name in WIRE}
+        self.wire = dict(self.before)
         self.returns.extend(state["returns"])
         self.lengths.extend(state["lengths"])
         self._kl_seen = (0.0, 0)
