@@ -41,6 +41,9 @@ RANK_LOCAL = ("run_dir", "name", "resume", "device", "threads", "checkpoint", "e
 KEPT_ON_RESUME = ("env.id", "env.kwargs", "env.wrappers", "algo.name", "policy", "seed")
 """What a resumed run cannot change: its weights and its counters would belong to something else."""
 
+VERBATIM = ("run_dir", "name")
+"""Texts that may hold what is no part of Hydra's language, such as ~ or an accent."""
+
 IDENTITY = {"env": "id", "algo": "name", "policy": "name", "sync": "rule"}
 """The key of each group that tells one choice from another."""
 
@@ -240,6 +243,11 @@ def _parse(overrides: Sequence[str]) -> list[Override]:
         try:
             override = parser.parse_override(text)
         except HydraException as error:
+            name, _, value = text.partition("=")
+            if name in VERBATIM and value and value[0] not in "'\"":
+                override = parser.parse_override(f"{name}={quoted(value)}")
+                last[name] = override
+                continue
             hint = "put it in quotes?" if "=" in text else "expected key=value"
             raise ConfigError(f"{text}: cannot be read; {hint} ({_first_line(error)})") from error
         name = override.key_or_group
@@ -256,6 +264,11 @@ def _parse(overrides: Sequence[str]) -> list[Override]:
     if "env.id" in last and "env" not in last:
         last = {"env": parser.parse_override("env=custom"), **last}
     return list(last.values())
+
+
+def quoted(text: str) -> str:
+    """``text`` as a value on a Hydra command line."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def _check_choice(group: str, value: Any) -> None:

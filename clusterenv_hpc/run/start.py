@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from clusterenv_hpc.jobs.config import SlurmConfig
-from clusterenv_hpc.run.config import GROUPS, ConfigError, choices, compose, resume, to_yaml
+from clusterenv_hpc.run.config import GROUPS, ConfigError, choices, compose, quoted, resume, to_yaml
 from clusterenv_hpc.run.errors import describe, exit_code
 from clusterenv_hpc.run.launch import in_mpi_world, launch_ranks, rank_environment
 from clusterenv_hpc.run.run_dir import asked_for, claim
@@ -115,11 +115,6 @@ def continued(config: Config, overrides: Sequence[str]) -> Config:
         return config
     run = asked_for(config)
     return resume(run.config, overrides) if run.holds_a_run() else config
-
-
-def quoted(text: str) -> str:
-    """``text`` as a value on a Hydra command line."""
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def usage() -> str:

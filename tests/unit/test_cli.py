@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from clusterenv_hpc import cli
-from clusterenv_hpc.run.config import GROUPS, choices
-from clusterenv_hpc.run.start import quoted, usage
+from clusterenv_hpc.run.config import GROUPS, choices, quoted
+from clusterenv_hpc.run.start import usage
 
 
 def command(*words: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:

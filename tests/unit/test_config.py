@@ -77,6 +77,8 @@ def test_the_environment_brings_what_its_algorithm_wants_and_the_command_line_wi
         (["env.id=Pendulum-v1"], "env.target_return", None),
         (["run_dir='/tmp/a b=c'"], "run_dir", "/tmp/a b=c"),
         (["run_dir=/tmp/x-1.2_3"], "run_dir", "/tmp/x-1.2_3"),
+        (["run_dir=~/läuft (1)"], "run_dir", "~/läuft (1)"),
+        (["name=läuft"], "name", "läuft"),
         (["resume=true"], "resume", True),
     ],
 )
