@@ -1,6 +1,6 @@
 """A small problem for gradient workers, and checks of whole runs on it: imported by tests, and run as ranks of MPI.
 
-    python gradient_ranks.py CHECK [ARGUMENT ...]
+    python gradient_ranks.py NAME TRANSPORT UPDATES [KEY=JSON ...] [-- NAME ...]
 
 ``expected_gradient`` redoes by itself what the workers of a round should have computed, from the counts the round ended
 with: a gradient of another version, one counted twice, or one that is missing would show.
@@ -98,8 +98,11 @@ def train(
     num_workers: int | None = None,
     verify: bool = False,
     M: int = 12,
-) -> dict[str, Any]:
-    """A run of ``updates``; with ``verify`` every estimate is compared with :func:`expected_gradient`."""
+) -> dict[str, Any] | None:
+    """A run of ``updates``; with ``verify`` every estimate is compared with :func:`expected_gradient`.
+
+    None on worker ranks.
+    """
     torch.set_num_threads(1)
     method = Method(name, M=M, m=1, alpha=0.05, eta=0.3)
     policy = make_policy()
@@ -110,7 +113,12 @@ def train(
 
         workers = MPI.COMM_WORLD.Get_size() - 1
     began = time.perf_counter()
-    with GradientCluster(settings, policy, method.aggregator(workers), optimizer, num_workers=num_workers) as cluster:
+    cluster = GradientCluster(
+        settings, policy, method.aggregator(workers), optimizer, num_workers=num_workers, exit_workers=False
+    )
+    if not cluster.is_learner:
+        return None
+    with cluster:
         returns = []
         while optimizer.updates < updates:
             point = optimizer.point
@@ -131,11 +139,21 @@ def train(
         "returns": returns,
         "seconds": seconds,
         "not_finite": cluster.rule.not_finite,
+        "units": cluster.stats.units,
     }
 
 
 def main(argv: list[str]) -> None:
-    """``NAME TRANSPORT UPDATES [KEY=JSON ...]``: one run; prints its result as JSON."""
+    """Run after run on the same ranks; the learner prints a line of JSON for each."""
+    while "--" in argv:
+        cut = argv.index("--")
+        run(argv[:cut])
+        argv = argv[cut + 1 :]
+    run(argv)
+
+
+def run(argv: list[str]) -> None:
+    """``NAME TRANSPORT UPDATES [KEY=JSON ...]``."""
     name, transport, updates, *words = argv
     changes = {key: json.loads(text) for key, _, text in (word.partition("=") for word in words)}
     verify, M = changes.pop("verify", False), changes.pop("M", 12)
@@ -144,7 +162,9 @@ def main(argv: list[str]) -> None:
     for key in ("compute_s", "communication_s"):
         if key in changes:
             changes[key] = tuple(changes[key])
-    print(json.dumps(train(name, make_settings(transport, **changes), int(updates), verify=verify, M=M)), flush=True)
+    result = train(name, make_settings(transport, **changes), int(updates), verify=verify, M=M)
+    if result is not None:
+        print(json.dumps(result), flush=True)
 
 
 if __name__ == "__main__":

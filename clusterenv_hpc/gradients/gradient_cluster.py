@@ -92,6 +92,7 @@ class GradientCluster:
         num_workers: workers within this process where there is one rank; default 1.
         first_target: M of the first update of all (M_init).
         learner_timeout: seconds without word from the learner after which a worker ends the job.
+        exit_workers: if False, the constructor returns a closed object on workers when the learner has closed.
 
     Raises:
         HandshakeError: the ranks do not fit together.
@@ -110,6 +111,7 @@ class GradientCluster:
         num_workers: int | None = None,
         first_target: int | None = None,
         learner_timeout: float = 3600.0,
+        exit_workers: bool = True,
         backoff: Backoff | None = None,
     ) -> None:
         self.closed = True
@@ -136,7 +138,9 @@ class GradientCluster:
                 learner_timeout,
             )
             ending.withdraw()
-            raise SystemExit(0)
+            if exit_workers:
+                raise SystemExit(0)
+            return
         self.stats = GradientStats()
         self._left: set[int] = set()
         self._hellos: dict[int, dict[str, Any]] = {}
