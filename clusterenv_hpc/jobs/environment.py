@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 MAX_NODES = 100_000
 """Node lists that name more are taken for garbage."""
@@ -275,6 +276,30 @@ def scrubbed_environment(environ: Mapping[str, str] | None = None) -> dict[str, 
         for name, value in environ.items()
         if not (OF_A_JOB.match(name) or OF_A_WORLD.match(name) or (inside and name.startswith("SBATCH_")))
     }
+
+
+def clear_leftovers(environ: Mapping[str, str] | None = None, folder: Path = Path("/dev/shm")) -> list[Path]:
+    """Removes the shared memory that an earlier life of this job's step has left on this node; returns what was there.
+
+    MPICH under ``srun --mpi=pmi2`` names it after the number of the job and its step, and a requeued job has the same:
+    its ranks would take the dead ones' memory for their own, and fail to start.  Call before MPI is started; the
+    node's first task does it, and the others meet that one's memory only once it has made it anew.
+    """
+    environ = os.environ if environ is None else environ
+    name, node = environ.get("PMI_JOBID", ""), environ.get("SLURM_NODEID", "")
+    if environ.get("SLURM_LOCALID") != "0" or not node.isdigit() or not re.fullmatch(r"\d+\.\d+", name):
+        return []
+    digest = 0x811C9DC5  # FNV-1a, of 32 bits
+    for byte in name.encode():
+        digest = (digest ^ byte) * 0x01000193 & 0xFFFFFFFF
+    path = folder / f"mpich_shm_{digest:x}_{node}"
+    try:
+        if path.stat().st_uid != os.geteuid():
+            return []
+        path.unlink()
+    except OSError:
+        return []
+    return [path]
 
 
 def _text(environ: Mapping[str, str], name: str) -> str | None:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from clusterenv_hpc.jobs.config import SlurmConfig
+from clusterenv_hpc.jobs.environment import clear_leftovers, world_problem
 from clusterenv_hpc.run.config import GROUPS, ConfigError, choices, compose, quoted, resume, to_yaml
 from clusterenv_hpc.run.errors import describe, exit_code
 from clusterenv_hpc.run.launch import in_mpi_world, launch_ranks, rank_environment
@@ -56,8 +57,8 @@ def main(argv: list[str]) -> int:
 def start_rank(overrides: Sequence[str], show: bool = False) -> int:
     """One rank's life, as srun or an MPI launcher started it."""
     os.environ |= rank_environment()  # before MPI and torch are imported, which read it
+    clear_leftovers()
     from clusterenv_hpc.comm.mpi import MPI
-    from clusterenv_hpc.jobs.environment import world_problem
 
     comm = MPI.COMM_WORLD
     rank, size = comm.Get_rank(), comm.Get_size()

@@ -36,7 +36,8 @@ def session_cluster() -> Iterator[Cluster]:
         shown = subprocess.run(["bash", "-c", shell], env=environ, capture_output=True, text=True, timeout=60)
         lines = (line.partition("=") for line in shown.stdout.split("\0") if line)
         new = {name: value for name, _, value in lines if environ.get(name) != value and name != "_"}
-        yield Cluster(folder, {**new, "PYTHONPATH": str(Path(__file__).parent), "CLUSTERENV_HPC_TRACEBACK": "1"})
+        path = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
+        yield Cluster(folder, {**new, "PYTHONPATH": path, "CLUSTERENV_HPC_TRACEBACK": "1"})
     finally:
         subprocess.run([DEVCLUSTER / "down"], env=environ, capture_output=True, timeout=120)
         shutil.rmtree(parent, ignore_errors=True)

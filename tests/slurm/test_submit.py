@@ -11,7 +11,7 @@ from slurm_cluster import FAST, REPOSITORY, SLOW, Submitted, until
 
 from clusterenv_hpc.jobs import record, slurm
 
-pytestmark = pytest.mark.needs("slurm", "namespaces", "openmpi")
+pytestmark = [pytest.mark.needs("slurm", "namespaces", "openmpi"), pytest.mark.timeout(300)]
 SPREAD = ("slurm.nodes=3", "slurm.ntasks_per_node=2", "slurm.time=5:00")
 HOSTS = ["node1", "node2", "node3"]
 

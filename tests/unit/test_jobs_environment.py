@@ -6,6 +6,7 @@ import pytest
 
 from clusterenv_hpc.jobs.environment import (
     SlurmEnvironmentError,
+    clear_leftovers,
     expand_nodelist,
     launched_ranks,
     read_slurm,
@@ -206,3 +207,15 @@ def test_scrubbing_takes_the_job_and_leaves_the_user():
 def test_outside_of_a_job_sbatchs_own_variables_are_a_users():
     environ = {"SBATCH_ACCOUNT": "me", "SLURM_NTASKS": "4", "SLURM_CONF": "/c"}
     assert scrubbed_environment(environ) == {"SBATCH_ACCOUNT": "me", "SLURM_CONF": "/c"}
+
+
+def test_shared_memory_of_an_earlier_life_is_removed_and_no_other(tmp_path):
+    # Names that MPICH 5.0 was seen to give: the job's and step's number, hashed, and the node's.
+    mine = {"PMI_JOBID": "56022980.0", "SLURM_LOCALID": "0", "SLURM_NODEID": "1"}
+    for name in ("mpich_shm_492fd20f_0", "mpich_shm_492fd20f_1", "mpich_shm_482fd07c_1"):
+        (tmp_path / name).touch()
+    assert clear_leftovers({**mine, "SLURM_LOCALID": "1"}, tmp_path) == []
+    assert clear_leftovers({**mine, "PMI_JOBID": "../x"}, tmp_path) == [] and clear_leftovers({}, tmp_path) == []
+    assert clear_leftovers(mine, tmp_path) == [tmp_path / "mpich_shm_492fd20f_1"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mpich_shm_482fd07c_1", "mpich_shm_492fd20f_0"]
+    assert clear_leftovers(mine, tmp_path) == []
