@@ -122,8 +122,7 @@ class Aggregator(ABC):
         if not self._started:
             raise ValueError("no round is open: call start() first")
         worker = _index(worker, self.n_workers)
-        if count < 1:
-            raise ValueError(f"count must be at least 1, worker {worker} offered {count}")
+        count = positive_int(f"the count that worker {worker} offers", count)
         if version > self.version:
             raise ValueError(f"worker {worker} offered version {version}, but the newest is {self.version}")
         if not self._open or self._is_stale(version):
@@ -254,6 +253,6 @@ class Aggregator(ABC):
 
 
 def _index(worker: int, n_workers: int) -> int:
-    if not 0 <= worker < n_workers:
-        raise ValueError(f"workers are numbered 0 to {n_workers - 1}, got {worker}")
+    if not isinstance(worker, (int, np.integer)) or not 0 <= worker < n_workers:
+        raise ValueError(f"workers are numbered 0 to {n_workers - 1}, got {worker!r}")
     return int(worker)

@@ -389,6 +389,8 @@ def test_what_no_sound_transport_delivers_is_an_error():
         (lambda: rule.offer(-1, 2, vector(1.0)), "numbered 0 to 1"),
         (lambda: rule.offer(0, 3, vector(1.0)), "newest is 2"),
         (lambda: rule.offer(0, 2, vector(1.0), 0), "at least 1"),
+        (lambda: rule.offer(0, 2, vector(1.0), 1.5), "whole number"),
+        (lambda: rule.offer(0.5, 2, vector(1.0)), "numbered 0 to 1"),
         (lambda: rule.offer(0, 2, np.ones((2, 2))), r"shape \(2, 2\)"),
         (lambda: rule.start(2, 2), "must increase"),
         (lambda: rule.start(3, 0), "n_workers"),
