@@ -162,7 +162,7 @@ class Crew:
         where = "" if row is None or f"environment {row}" in cause else f" in environment {row}"
         rank = self.channel.world_rank(rank)
         message = f"rank {rank} (worker, {report['host']}) failed{where}: {cause}"
-        return WorkerError(message, rank, report["host"], report["traceback"])
+        return WorkerError(message, rank, report["host"], report["traceback"], report["place"])
 
     def _hear(self, rank: int, data: bytes) -> None:
         kind, body = data[0], data[1:]
@@ -254,8 +254,13 @@ class Crew:
         for rank in ranks - self._left:
             self.channel.send_note(rank, Tag.COMMAND, note(Command.LEAVE))
         deadline, backoff = Deadline(GRACE_S), Backoff()
+        streaming = [peer for peer in self.active if peer.expects_rollouts]
         while not ranks - self.channel.lost <= self._left and not deadline.passed:
             arrived = self.channel.take_note(Tag.REPORT)
+            for peer in streaming:  # what is under way has to be taken, or its sender cannot leave in peace
+                if peer.arrived():
+                    peer.take()
+                    peer.replenish()
             if arrived is None:
                 self.channel.progress()
                 backoff.wait()

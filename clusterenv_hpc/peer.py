@@ -112,6 +112,11 @@ class Peer:
             self._posted.append(arrival)
 
     @property
+    def expects_rollouts(self) -> bool:
+        """Whether receives are posted."""
+        return bool(self._posted)
+
+    @property
     def layout(self) -> Layout:
         """Of the rollouts expected."""
         assert self._layout is not None

@@ -10,7 +10,15 @@ import torch
 
 from .comm.channel import Backoff, Channel, HandshakeError
 from .comm.local import LocalHub
-from .comm.world import Ending, default_backoff, in_mpi_world, open_groups, open_mpi_channel, world_size
+from .comm.world import (
+    Ending,
+    default_backoff,
+    in_mpi_world,
+    open_groups,
+    open_mpi_channel,
+    uninterrupted,
+    world_size,
+)
 from .envs.build import make_env
 from .envs.group import Group, follow
 from .handshake import deal
@@ -76,12 +84,13 @@ def serve(
     own = channel if channel is not None else group.channel if group is not None else None
     assert own is not None
     ending = Ending(own, "worker", lambda clean: clean)
-    if channel is not None:
-        worker = Worker(channel, settings, None if policy is None else policy.to("cpu"), rule, group)
-        run_worker(worker, channel, backoff or default_backoff(channel), timeout)
-    elif group is not None:
-        first, end = deal(settings.num_envs, group.workers)[group.worker]
-        follow(group, lambda index: make_env(settings.source, first + index, group), end - first, timeout)
-    ending.withdraw()
+    with uninterrupted():
+        if channel is not None:
+            worker = Worker(channel, settings, None if policy is None else policy.to("cpu"), rule, group)
+            run_worker(worker, channel, backoff or default_backoff(channel), timeout)
+        elif group is not None:
+            first, end = deal(settings.num_envs, group.workers)[group.worker]
+            follow(group, lambda index: make_env(settings.source, first + index, group), end - first, timeout)
+        ending.withdraw()
     if not settings.leave_on_close:
         raise SystemExit(0)

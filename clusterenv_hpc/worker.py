@@ -8,6 +8,7 @@ piece of code runs on both transports, without threads.
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import time
 import traceback
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import gymnasium
 import numpy as np
 import torch
 
@@ -242,7 +244,8 @@ class Worker:
             row += self.rows[0]
         cause = str(error) if isinstance(error, (EnvError, NotFiniteError)) else f"{type(error).__name__}: {error}"
         trace = "".join(traceback.format_exception(error))
-        return {"cause": cause, "row": row, "host": self.channel.host, "traceback": trace[-20000:]}
+        place = _place(error)
+        return {"cause": cause, "row": row, "host": self.channel.host, "traceback": trace[-20000:], "place": place}
 
     def _release(self) -> None:
         for port in (self._actions_port, self._weights_port):
@@ -253,6 +256,7 @@ class Worker:
                 self._collector.envs.close()
         if self.group is not None:
             self.group.tell(LEAVE)
+        self.channel.flush(Deadline(GRACE_S / 2))  # first: the learner takes what is under way until it hears this
         self.channel.send_note(0, Tag.REPORT, note(Report.LEFT))
 
     # -- plain Gymnasium ---------------------------------------------------------------------------------------------
@@ -531,6 +535,15 @@ class _one_thread:
     def __exit__(self, *_: object) -> None:
         if self._before != 1:
             torch.set_num_threads(self._before)
+
+
+def _place(error: BaseException) -> str:
+    """Where in the user's code an exception came about, as a traceback prints it; empty if it was not there."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    theirs = (os.path.dirname(__file__), os.path.dirname(gymnasium.__file__), os.path.dirname(torch.__file__))
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(theirs)]
+    return "".join(traceback.format_list(frames))
 
 
 @contextlib.contextmanager

@@ -29,11 +29,11 @@ class HandshakeError(ClusterError):
 
 
 class WorkerError(ClusterError):
-    """A worker failed.  ``rank`` and ``host`` say where, ``remote_traceback`` how."""
+    """A worker failed: ``rank`` and ``host`` say where, ``remote_traceback`` how, ``place`` where in user code."""
 
-    def __init__(self, message: str, rank: int, host: str, remote_traceback: str = "") -> None:
+    def __init__(self, message: str, rank: int, host: str, remote_traceback: str = "", place: str = "") -> None:
         super().__init__(message)
-        self.rank, self.host, self.remote_traceback = rank, host, remote_traceback
+        self.rank, self.host, self.remote_traceback, self.place = rank, host, remote_traceback, place
 
 
 class SilenceError(ClusterError):

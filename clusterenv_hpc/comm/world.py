@@ -7,10 +7,13 @@ would be waited for without end.  So the learner tells the workers when it leave
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -73,6 +76,20 @@ def _channel(survive: bool) -> Callable[..., Channel]:
     return MpiChannel
 
 
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ctrl-C reaches every rank, but the learner answers for all; a handler that the script has set is left alone."""
+    ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    ours = ours and threading.current_thread() is threading.main_thread()
+    if ours:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 class Ending:
     """Sees to it that this rank's end is the job's end.
 
@@ -88,8 +105,10 @@ class Ending:
         atexit.register(self._exits)
 
     def _failed(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if issubclass(kind, ClusterError):
-            print(f"clusterenv-hpc: {error}", file=sys.stderr, flush=True)
+        with contextlib.suppress(ValueError):  # of another thread
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # launchers pass on what the terminal has sent already
+        if isinstance(error, ClusterError):
+            print(f"{getattr(error, 'place', '')}clusterenv-hpc: {error}", file=sys.stderr, flush=True)
         elif issubclass(kind, KeyboardInterrupt):
             print(
                 f"clusterenv-hpc: interrupted (rank {self._channel.rank}, {self._channel.host})",
