@@ -22,7 +22,7 @@ from clusterenv_hpc.run.config import load
 from clusterenv_hpc.run.interrupt import Interrupted, StopSignals
 from clusterenv_hpc.run.train import random_states, seeds_of, set_random_states
 
-CLOCK = {"wall_s", "steps_per_s", "collect_s", "learn_s"}
+CLOCK = {"wall_s", "steps_per_s", "collect_s", "learn_s", "idle_share"}
 REQUIRED = [
     "env_id", "algo", "sync", "seed", "workers", "num_envs", "env_steps", "updates", "wall_s", "steps_per_s",
     "return_mean", "return_std", "episodes", "weight_messages", "weight_bytes", "weight_requests", "probe_bytes",
