@@ -11,6 +11,7 @@ environments: episodes that were under way begin anew, from seeds made of the ru
 from __future__ import annotations
 
 import dataclasses
+import json
 import random
 import socket
 import sys
@@ -74,7 +75,7 @@ def seeds_of(seed: int, update: int) -> tuple[int, int, int]:
     return int(policy), int(learner), int(envs >> 1)
 
 
-def make_envs(config: Config, policy: torch.nn.Module, *, comm: Any, update: int, version: int) -> ClusterEnv:
+def make_envs(config: Config, policy: torch.nn.Module, *, comm: Any, version: int) -> ClusterEnv:
     """The environments of the run, wherever they are; on worker ranks this serves and raises SystemExit."""
     source = env_source(config.env)
     return ClusterEnv(
@@ -84,7 +85,7 @@ def make_envs(config: Config, policy: torch.nn.Module, *, comm: Any, update: int
         sync=build_sync(config.sync),
         env_kwargs=source.kwargs,
         comm=comm,
-        seed=seeds_of(config.seed, update)[2],
+        seed=seeds_of(config.seed, 0)[2],
         backend=config.env.backend,
         num_workers=config.worker_count,
         num_probes=getattr(config.sync, "num_probes", 64),
@@ -106,8 +107,7 @@ def work(config: Config, comm: Any) -> int:
     torch.set_num_threads(1)
     try:
         policy = build_policy(config.policy, *spaces_of(config.env), seeds_of(config.seed, 0)[0], config.algo)
-        # The update only matters to the learner, which resets the environments with the seed.
-        make_envs(config, policy, comm=comm, update=0, version=0)
+        make_envs(config, policy, comm=comm, version=0)
     except Exception as error:
         time.sleep(SAME_ERROR_S)
         rank, host = comm.Get_rank(), socket.gethostname()
@@ -183,7 +183,9 @@ class LearnerRun:
         seed_everything(config.seed)
         loaded = self.store.load_latest() if config.resume else None
         version = 0 if loaded is None else self.restore(loaded)
-        self.envs = make_envs(config, self.policy, comm=self.comm, update=self.tally.updates, version=version)
+        self.envs = make_envs(config, self.policy, comm=self.comm, version=version)
+        if self.tally.updates:  # other episodes than at the start
+            self.envs.reset(seed=seeds_of(config.seed, self.tally.updates)[2])
         write_atomically(self.dir.config, to_yaml(config).encode())
         self.say(opening(config, self.dir, self.envs, self.tally, self.resumed_from, str(device)))
         self.log.write(f"hosts: {' '.join(self.envs.hosts)}")
@@ -328,10 +330,14 @@ class LearnerRun:
         try:
             if self.envs is not None:
                 self.write_summary()
+            elif self.dir.summary.exists():  # of an earlier start: its numbers stand
+                told = json.loads(self.dir.summary.read_text())
+                write_json(self.dir.summary, told | {"exit_reason": self.exit_reason})
             if self.dir.holds_a_run():
                 self.log.write(line + "\n" + "".join(traceback.format_exception(error)))
-        except OSError as another:
-            self.progress.say(f"warning: {self.dir.path}: cannot be written to: {another.strerror or another}")
+        except (OSError, ValueError) as another:
+            why = getattr(another, "strerror", None) or another
+            self.progress.say(f"warning: {self.dir.path}: cannot be written to: {why}")
 
     def say(self, text: str) -> None:
         """To the person who watches, and to log.txt."""
