@@ -11,7 +11,19 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from clusterenv_hpc.algorithms import Arrivals, DQNConfig, SACConfig, TD3Config, VTraceConfig
+from clusterenv_hpc.algorithms import (
+    AFedPGConfig,
+    Arrivals,
+    DQNConfig,
+    MaleniaNIGTConfig,
+    MSyncNIGTConfig,
+    RennalaNIGTConfig,
+    RennalaPGConfig,
+    SACConfig,
+    SyncNIGTConfig,
+    TD3Config,
+    VTraceConfig,
+)
 from clusterenv_hpc.jobs.config import SlurmConfig
 from clusterenv_hpc.settings import about, key
 
@@ -26,7 +38,12 @@ class DelayConfig:
         "list: values",
         choices=("none", "equal", "sqrt", "linear", "straggler", "list"),
     )
-    seconds: float = key(0.0, "of one step of a worker's environments, all of them together", ge=0)
+    seconds: float = key(
+        0.0,
+        "under env.delay of one step of a worker's environments, all of them together (for the gradient methods: at "
+        "least so long); under gradients.communication of one message",
+        ge=0,
+    )
     factor: float = key(10.0, "how much longer the straggler takes", ge=0)
     values: list[float] = field(default_factory=list, metadata=about("seconds for each worker, with scheme=list"))
 
@@ -49,6 +66,10 @@ class EnvConfig:
     on_error: str = key("abort", "when one fails: end the run, or build it anew", choices=("abort", "restart"))
     max_restarts: int = key(10, "how often each environment may be built anew", ge=0)
     delay: DelayConfig = field(default_factory=DelayConfig)
+    per_worker: list[Any] = field(
+        default_factory=list,
+        metadata=about("gradient methods: what each worker's environment has of its own, {id, kwargs, wrappers} or {}"),
+    )
     target_return: float | None = key(None, "mean return at which the task counts as solved; null: not known")
 
 
@@ -116,7 +137,11 @@ class PolicyConfig:
         "separate", "with layers of its own, or on one trunk with the actor", choices=("separate", "shared")
     )
     log_std: float = key(0.0, "continuous actions: logarithm of the standard deviation at the start")
-    squash: str = key("clip", "continuous actions: how they are kept within their bounds", choices=("clip", "tanh"))
+    squash: str | None = key(
+        None,
+        "continuous actions: how they are kept within their bounds; null: clip, for the gradient methods tanh",
+        choices=("clip", "tanh"),
+    )
 
 
 @dataclass
@@ -124,7 +149,7 @@ class APSSync:
     """Ask for weights when mean KL(local || learner) exceeds delta (Adaptive Policy Synchronization)."""
 
     rule: str = key("aps", "which rule", choices=("aps",))
-    delta: float = key(0.1, "mean KL divergence above which a worker asks for weights, in nats", ge=0)
+    delta: float = key(0.5, "mean KL divergence above which a worker asks for weights, in nats", ge=0)
     max_lag: int | None = key(100, "versions behind beyond which a worker asks in any case; null: no limit", ge=1)
     num_probes: int = key(64, "states of a worker's rollout on which the divergence is measured", ge=1)
 
@@ -149,6 +174,18 @@ class NeverSync:
     """Never ask: the workers keep the first policy (a lower bound to compare with)."""
 
     rule: str = key("never", "which rule", choices=("never",))
+
+
+@dataclass
+class GradientsConfig:
+    """How the workers of the gradient methods give back what they have; of no use to other algorithms."""
+
+    transport: str = key(
+        "p2p",
+        "every gradient goes to the learner, or only counts do and a round ends with one sum over all",
+        choices=("p2p", "allreduce"),
+    )
+    communication: DelayConfig = field(default_factory=DelayConfig)
 
 
 @dataclass
@@ -218,6 +255,7 @@ class Config:
         "when a worker dies: end the run, or go on without it (MPI with ULFM); null: as slurm.launcher says",
         choices=("abort", "continue"),
     )
+    gradients: GradientsConfig = field(default_factory=GradientsConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     stop: StopConfig = field(default_factory=StopConfig)
@@ -248,6 +286,12 @@ VARIANTS: dict[str, tuple[str, dict[str, type]]] = {
             "dqn": DQNConfig,
             "sac": SACConfig,
             "td3": TD3Config,
+            "rennala_nigt": RennalaNIGTConfig,
+            "malenia_nigt": MaleniaNIGTConfig,
+            "sync_nigt": SyncNIGTConfig,
+            "m_sync_nigt": MSyncNIGTConfig,
+            "rennala_pg": RennalaPGConfig,
+            "afedpg": AFedPGConfig,
         },
     ),
     "sync": ("rule", {"aps": APSSync, "always": AlwaysSync, "every_k": EveryKSync, "never": NeverSync}),
