@@ -117,3 +117,99 @@ class TD3Config(Replaying):
     target_noise_limit: float = key(0.5, "where that noise is cut", ge=0)
     actor_every: int = key(2, "critic steps for each step of the actor and the targets", ge=1)
     critic_hidden: int = key(256, "units in each of the critics' two layers", ge=1)
+
+
+@dataclass
+class GradientMethod:
+    """Workers return gradients of fixed-length trajectories, and the learner averages them (arXiv 2509.24305).
+
+    The keys that several of these methods share; ``gradients.*`` says how gradients travel.
+    """
+
+    horizon: int = key(200, "H: steps of a trajectory, whatever happens in it", ge=1)
+    ending: str = key(
+        "absorb", "an episode that ends before: no more rewards, or another follows", choices=("absorb", "reset")
+    )
+    gamma: float = key(0.99, "discount, from the trajectory's first step on", gt=0, le=1)
+    baseline: str = key(
+        "leave_one_out",
+        "taken off the rewards to go: the mean over a worker's other envs_per_worker - 1 trajectories, or nothing",
+        choices=("leave_one_out", "none"),
+    )
+    alpha: float = key(0.1, "length of a step of the weights", gt=0)
+    alpha_schedule: str = key(
+        "constant",
+        "over the updates t: alpha; falling to a hundredth over the total_steps / (M x horizon) updates expected; or "
+        "alpha / (t + 1)^alpha_power",
+        choices=("constant", "linear", "power"),
+    )
+    alpha_power: float = key(0.5, "for alpha_schedule=power", ge=0)
+
+    def misfit(self, num_envs: int, envs_per_worker: int) -> str | None:
+        """What does not fit so many environments, as one line; None if all does."""
+        if self.baseline == "leave_one_out" and envs_per_worker < 2:
+            return "algo.baseline=leave_one_out: allowed: none, or envs_per_worker of at least 2"
+        workers, m = num_envs // envs_per_worker, getattr(self, "m", None)
+        if m is not None and m > workers:
+            return f"algo.m={m}: allowed: at most the number of workers, {workers}"
+        return None
+
+
+@dataclass
+class RoundMethod(GradientMethod):
+    """Methods that make an update of many gradients."""
+
+    M: int = key(20, "trajectories in an update; what envs_per_worker brings beyond is used too", ge=1)
+    M_init: int | None = key(None, "of the first update; null: M", ge=1)
+
+
+@dataclass
+class NIGTMethod(RoundMethod):
+    """Normalised steps with implicit gradient transport."""
+
+    eta: float = key(0.1, "weight of a new estimate in the direction; 1: no momentum", gt=0, le=1)
+
+
+@dataclass
+class RennalaNIGTConfig(NIGTMethod):
+    """An update of the first M gradients, whoever they come from."""
+
+    name: str = key("rennala_nigt", "which method", choices=("rennala_nigt",))
+
+
+@dataclass
+class MaleniaNIGTConfig(NIGTMethod):
+    """Every worker's mean has the same weight, and the harmonic mean of the counts reaches M / n: for unlike tasks."""
+
+    name: str = key("malenia_nigt", "which method", choices=("malenia_nigt",))
+
+
+@dataclass
+class SyncNIGTConfig(NIGTMethod):
+    """Every worker computes M / n gradients, and all wait for the slowest."""
+
+    name: str = key("sync_nigt", "which method", choices=("sync_nigt",))
+
+
+@dataclass
+class MSyncNIGTConfig(NIGTMethod):
+    """The m workers that are done first, with M / m gradients each."""
+
+    name: str = key("m_sync_nigt", "which method", choices=("m_sync_nigt",))
+    m: int | None = key(None, "workers to wait for; null: half of them", ge=1)
+
+
+@dataclass
+class RennalaPGConfig(RoundMethod):
+    """An update of the first M gradients; plain ascent, alpha times the gradient as it is."""
+
+    name: str = key("rennala_pg", "which method", choices=("rennala_pg",))
+    alpha: float = key(0.01, "what the gradient is multiplied by", gt=0)
+
+
+@dataclass
+class AFedPGConfig(GradientMethod):
+    """An update at every arrival, however stale (arXiv 2404.08003)."""
+
+    name: str = key("afedpg", "which method", choices=("afedpg",))
+    eta: float = key(0.1, "weight of a new gradient in the direction; 1: no momentum", gt=0, le=1)
