@@ -36,6 +36,10 @@ COMMANDS = {
     "list": Command("clusterenv_hpc.jobs.commands:list_jobs", "your jobs that wait or run, and their runs"),
     "plot": Command("clusterenv_hpc.run.figures:main", "draw a run's return, weight requests, lag, KL and steps/s"),
     "bench": Command("clusterenv_hpc.bench.command:main", "measure rollout, transport and learner on this machine"),
+    "simulate": Command(
+        "clusterenv_hpc.gradients.simulate:main",
+        "simulate the aggregation rules on virtual time: time to a solution against workers and their speeds",
+    ),
     "doctor": Command("clusterenv_hpc.run.doctor:main", "check what this machine can do, and say what to change"),
 }
 
@@ -46,6 +50,7 @@ examples:
   clusterenv-hpc train env.id=mypackage:MyEnv-v0          any Gymnasium environment, by its id
   clusterenv-hpc train run_dir=runs/NAME resume=true      go on from the last checkpoint
   clusterenv-hpc train --help                             every group, choice and key
+  clusterenv-hpc train env=cartpole algo=rennala_nigt workers=4
   clusterenv-hpc eval latest                              or a run's name, or the start of it
   clusterenv-hpc plot latest
   srun --mpi=pmi2 clusterenv-hpc train env=lunarlander    inside a Slurm allocation: one rank for each task

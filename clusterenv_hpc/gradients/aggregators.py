@@ -63,6 +63,8 @@ class Malenia(Aggregator):
     An absent worker is left out of J, and of n.
     """
 
+    needs_everyone = True
+
     def wanted(self, worker: int) -> int:
         share = -(-self.target // self._present)
         return max(1, share - int(self.counts[worker])) if self._open else 0
@@ -120,6 +122,7 @@ class Synchronous(Aggregator):
     """
 
     fixed_share = True
+    needs_everyone = True
 
     def __init__(self, M: int, *, even: bool = False) -> None:
         super().__init__(M)

@@ -21,7 +21,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -45,7 +45,7 @@ from clusterenv_hpc.comm.messages import Command, Report, note
 from clusterenv_hpc.comm.messages import Tag as Stream
 from clusterenv_hpc.comm.world import Ending, in_mpi_world, open_mpi_channel
 from clusterenv_hpc.gradients.aggregators import Aggregate, Aggregator, PerArrival, Verdict
-from clusterenv_hpc.gradients.checks import positive_int
+from clusterenv_hpc.gradients.checks import one_of, positive_int
 from clusterenv_hpc.gradients.gradient_settings import GradientSettings
 from clusterenv_hpc.gradients.gradient_worker import GRACE_S, GradientWorker, run_gradient_worker
 from clusterenv_hpc.gradients.links import AllReduce, GradientStats, Link, PointToPoint
@@ -78,6 +78,7 @@ class Update:
     step: Step
     aggregate: Aggregate
     units: Units
+    by_worker: Sequence[Units] = ()
 
 
 class GradientCluster:
@@ -92,6 +93,8 @@ class GradientCluster:
         num_workers: workers within this process where there is one rank; default 1.
         first_target: M of the first update of all (M_init).
         learner_timeout: seconds without word from the learner after which a worker ends the job.
+        on_worker_loss: ``abort``, or ``continue`` without a worker that dies: over p2p, with an MPI that survives it
+            (ULFM), and with rules that any worker's gradients can meet; others end the run and say whom they need.
         exit_workers: if False, the constructor returns a closed object on workers when the learner has closed.
 
     Raises:
@@ -111,6 +114,7 @@ class GradientCluster:
         num_workers: int | None = None,
         first_target: int | None = None,
         learner_timeout: float = 3600.0,
+        on_worker_loss: str = "abort",
         exit_workers: bool = True,
         backoff: Backoff | None = None,
     ) -> None:
@@ -124,7 +128,8 @@ class GradientCluster:
             )
         if settings.transport == "allreduce" and isinstance(aggregator, PerArrival):
             raise ValueError("per-arrival updates have no all-reduce form: use transport=p2p")
-        self.channel = channel = self._open(comm, num_workers, policy)
+        one_of("on_worker_loss", on_worker_loss, ("abort", "continue"))
+        self.channel = channel = self._open(comm, num_workers, policy, survive=on_worker_loss == "continue")
         self.num_workers = channel.size - 1
         settings.check_workers(self.num_workers)
         self._backoff = backoff or Backoff(spin_s=20e-6 if channel.oversubscribed else 100e-6)
@@ -143,22 +148,24 @@ class GradientCluster:
             return
         self.stats = GradientStats()
         self._left: set[int] = set()
+        self._lost: set[int] = set()
         self._hellos: dict[int, dict[str, Any]] = {}
         self._heard = dict.fromkeys(range(self.num_workers), time.monotonic())
         self._refused = [0] * self.num_workers
         self._busy = False  # whether anything came since the last wait
         self._ending = Ending(channel, "learner", self._leave) if channel.transport != "local" else None
         self._meet(str(weights_layout(policy)))
+        aggregator.name_of = lambda worker: self._names([worker])
         kind = PointToPoint if settings.transport == "p2p" else AllReduce
         self._link: Link = kind(channel, aggregator, optimizer, self.stats)
         self.closed = False
         self._open_round(range(self.num_workers))
 
-    def _open(self, comm: Any, num_workers: int | None, policy: torch.nn.Module) -> Channel:
+    def _open(self, comm: Any, num_workers: int | None, policy: torch.nn.Module, survive: bool) -> Channel:
         if comm is not None or in_mpi_world():
             from clusterenv_hpc.jobs.environment import world_problem
 
-            channel = open_mpi_channel(comm)
+            channel = open_mpi_channel(comm, survive)
             problem = world_problem(channel.size, os.environ) if comm is None else None
             if problem is not None:
                 raise HandshakeError(problem)
@@ -197,7 +204,7 @@ class GradientCluster:
         """
         if self.closed:
             raise ClusterError("update() was called after close() or after a worker had failed")
-        self._sums = np.zeros(5)
+        self._sums = np.zeros((self.num_workers, len(_SUMMED)))
         began, warned = time.monotonic(), False
 
         def met() -> bool:
@@ -212,12 +219,13 @@ class GradientCluster:
         done = self._link.estimate(lambda condition, what: self._wait(condition, lambda: range(self.num_workers), what))
         step = self.optimizer.step(done.gradient)
         everybody = not isinstance(self.rule, PerArrival)
-        self._open_round(range(self.num_workers) if everybody else [self._last])
-        return Update(step, done, _units(self._sums))
+        self._open_round(range(self.num_workers) if everybody else [self.last_worker])
+        return Update(step, done, _units(self._sums.sum(axis=0)), [_units(sums) for sums in self._sums])
 
     def _open_round(self, workers: Iterable[int]) -> None:
         target = self._first_target if self.optimizer.updates == 0 else None
-        self.rule.start(self.optimizer.updates, self.num_workers, target=target)
+        absent = () if self.rule.needs_everyone else self._lost
+        self.rule.start(self.optimizer.updates, self.num_workers, target=target, absent=absent)
         self._link.announce(workers)
 
     def _take(self, worker: int, header: Any, gradient: NDArray[np.float32] | None) -> None:
@@ -230,10 +238,10 @@ class GradientCluster:
             verdict = self.rule.refuse(worker, version, count)
         else:
             verdict = self.rule.offer(worker, version, gradient, count)
-        self._last = worker
+        self.last_worker = worker
         if verdict is Verdict.ACCEPTED:
             self._refused[worker] = 0
-            self._sums += [float(header[key]) for key in _SUMMED]
+            self._sums[worker] += [float(header[key]) for key in _SUMMED]
             return
         if verdict is Verdict.REJECTED:
             self._refused[worker] += 1
@@ -258,6 +266,7 @@ class GradientCluster:
                 self._busy = self._listen() or self._busy
                 if (now := time.monotonic()) > look + LOOK_EVERY_S:
                     look = now
+                    self._bury(needed(), what)
                     self._check_silence(began, needed(), what)
                 if self.channel.progress() or self._busy:
                     self._busy = False
@@ -268,11 +277,34 @@ class GradientCluster:
             self.closed = True
             raise
 
+    def _bury(self, needed: Iterable[int], what: str) -> None:
+        """Part with workers that died; raises where that cannot be."""
+        dead = {rank - 1 for rank in self.channel.lost}
+        for worker in sorted(dead - self._lost):
+            log.warning("%s is dead", self._names([worker]))
+        self._lost |= dead
+        if not dead:
+            return
+        if len(dead) == self.num_workers:
+            raise ClusterError(f"every worker is dead; the last of them: {self._names([max(dead)])}")
+        if self.settings.transport == "allreduce":
+            missed, remedy = (
+                dead,
+                "transport=allreduce sums over every rank: go on from the last checkpoint, or use p2p",
+            )
+        else:
+            missed = dead.intersection(needed)
+            remedy = "its gradients are needed: go on from the last checkpoint with other workers"
+        if missed:
+            worker = min(missed)
+            host = self._hellos.get(worker, {}).get("host", "unknown host")
+            raise WorkerError(f"{self._names([worker])} is dead while {what}, and {remedy}", worker + 1, host)
+
     def _check_silence(self, began: float, needed: Iterable[int], what: str) -> None:
         """Silence is counted from ``began`` on: nobody listened before."""
         now, limit = time.monotonic(), self.settings.timeout_s
-        silent = {w for w, heard in self._heard.items() if now - max(began, heard) > limit}
-        stuck = silent.intersection(needed) or (silent if len(silent) == self.num_workers else ())
+        silent = {w for w, heard in self._heard.items() if now - max(began, heard) > limit} - self._lost
+        stuck = silent.intersection(needed) or (silent if len(silent) == self.num_workers - len(self._lost) else ())
         if stuck:
             raise SilenceError(
                 f"{self._names(sorted(stuck))} gave no sign of life for {limit:g} s while {what}: dead or stuck; raise "
@@ -298,6 +330,26 @@ class GradientCluster:
                 raise WorkerError(message, rank, report["host"], report["traceback"])
         return busy
 
+    @property
+    def hosts(self) -> list[str]:
+        """Of the learner, then of every worker."""
+        return [self.channel.host, *(self._hellos[worker]["host"] for worker in range(self.num_workers))]
+
+    @property
+    def transport(self) -> str:
+        """What carries the messages: ``local``, or the MPI library's name."""
+        return self.channel.transport
+
+    @property
+    def version(self) -> int:
+        """Updates made."""
+        return self.optimizer.updates
+
+    @property
+    def lost(self) -> list[int]:
+        """Workers that are known to be dead."""
+        return sorted(self._lost)
+
     def _names(self, workers: Iterable[int]) -> str:
         names = [f"rank {w + 1} (worker, {self._hellos.get(w, {}).get('host', 'unknown host')})" for w in workers]
         return ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
@@ -321,7 +373,7 @@ class GradientCluster:
             self._ending.end(clean=False)
 
     def _missing(self) -> list[int]:
-        return [rank for rank in range(1, self.channel.size) if rank not in self._left]
+        return [rank for rank in range(1, self.channel.size) if rank not in self._left | self.channel.lost]
 
     def _leave(self, clean: bool) -> bool:
         if clean and not self.closed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -57,11 +57,15 @@ class Aggregator(ABC):
 
     fixed_share = False
     """Whether a worker knows beforehand how much it will be asked for, and rests after that."""
+    needs_everyone = False
+    """Whether a worker that is gone would change what is estimated, so that going on without it is no choice here."""
 
     def __init__(self, M: int) -> None:
         self.M = positive_int("M", M)
         self.not_finite: dict[int, int] = {}
         """Worker -> how many of its gradients were refused because they held NaN or infinity."""
+        self.name_of: Callable[[int], str] = lambda worker: f"worker {worker}"
+        """How messages name a worker."""
         self._past = Tally()
         self._used = self._stale = self._rejected = 0
         self._started = self._open = False
@@ -161,7 +165,7 @@ class Aggregator(ABC):
         doubled = times.bit_length() > (times - count).bit_length()
         log.log(
             logging.WARNING if doubled else logging.DEBUG,
-            "worker %d has a gradient %s at version %d: dropped (%d so far)", worker, what, version, times,
+            "%s has a gradient %s at version %d: dropped (%d so far)", self.name_of(worker), what, version, times,
         )  # fmt: skip
         self._rejected += count
         return Verdict.REJECTED

@@ -12,6 +12,7 @@ from typing import Any
 import gymnasium
 import torch
 
+from clusterenv_hpc.algorithms import GradientMethod
 from clusterenv_hpc.envs.build import EnvSource, Wrapper, build_vector_env
 from clusterenv_hpc.envs.delays import Delay
 from clusterenv_hpc.learners import DQN, PPO, SAC, TD3, Learner, PPOConfig, VTrace
@@ -19,6 +20,7 @@ from clusterenv_hpc.policies import ActorCritic, DeterministicActor, GaussianAct
 from clusterenv_hpc.policies.distributions import DiagonalGaussian, Distribution, distribution_for
 from clusterenv_hpc.run.config import ConfigError, named_object, wrapper_path
 from clusterenv_hpc.run.schema import Config, EnvConfig, PolicyConfig
+from clusterenv_hpc.run.tasks import task_of
 from clusterenv_hpc.sync import APS, Always, EveryK, Never, SyncRule
 
 SETTINGS = {"delta", "max_lag", "k"}
@@ -45,11 +47,11 @@ def build_wrapper(entry: Any) -> Wrapper:
 
 
 def spaces_of(env: EnvConfig) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
-    """The observation and action space of one environment, which is built for this and closed again.
+    """The observation and action space of the first worker's environment, built for this and closed again.
 
     Raises EnvError where it cannot be built.
     """
-    envs = build_vector_env(env_source(env), 1)
+    envs = build_vector_env(env_source(task_of(env, 0)), 1)
     try:
         return envs.single_observation_space, envs.single_action_space
     finally:
@@ -72,7 +74,7 @@ def build_policy(
         torch.manual_seed(seed)
         name, sizes = getattr(algo, "name", "ppo"), (policy.hidden, policy.activation)
         if name not in ("dqn", "sac", "td3"):
-            return _actor_critic(policy, observation_space, action_space)
+            return _actor_critic(policy, observation_space, action_space, isinstance(algo, GradientMethod))
         try:
             if name == "dqn":
                 ladder = (algo.dueling, algo.epsilon, algo.epsilon_exponent)
@@ -85,12 +87,17 @@ def build_policy(
 
 
 def _actor_critic(
-    policy: PolicyConfig, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]
+    policy: PolicyConfig,
+    observation_space: gymnasium.Space[Any],
+    action_space: gymnasium.Space[Any],
+    squashed: bool,
 ) -> ActorCritic:
+    """squashed: whether tanh is the way to keep actions within bounds, where there are any and none is configured."""
     distribution: Distribution | None = None
     if isinstance(action_space, gymnasium.spaces.Box):
+        squash = policy.squash or ("tanh" if squashed and action_space.is_bounded() else "clip")
         try:
-            distribution = DiagonalGaussian(action_space, squash=policy.squash)  # type: ignore[arg-type]
+            distribution = DiagonalGaussian(action_space, squash=squash)  # type: ignore[arg-type]
         except ValueError as error:
             raise ConfigError(f"policy.squash={policy.squash}: {error}") from error
     return ActorCritic(

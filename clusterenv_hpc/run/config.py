@@ -15,7 +15,6 @@ import importlib.util
 import json
 import math
 import re
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from clusterenv_hpc.jobs.config import check as check_slurm
 from clusterenv_hpc.run.schema import VARIANTS, Config, EnvConfig
+from clusterenv_hpc.run.tasks import misfits, tasks_of
 from clusterenv_hpc.settings import out_of_range
 
 GROUPS = ("env", "algo", "policy", "sync", "slurm")
@@ -38,7 +38,7 @@ GROUPS = ("env", "algo", "policy", "sync", "slurm")
 RANK_LOCAL = ("run_dir", "name", "resume", "device", "threads", "checkpoint", "eval", "stop", "log", "slurm")
 """What only the learner acts on: not part of the hash that all ranks must share."""
 
-KEPT_ON_RESUME = ("env.id", "env.kwargs", "env.wrappers", "algo.name", "policy", "seed")
+KEPT_ON_RESUME = ("env.id", "env.kwargs", "env.wrappers", "env.per_worker", "algo.name", "policy", "seed")
 """What a resumed run cannot change: its weights and its counters would belong to something else."""
 
 VERBATIM = ("run_dir", "name")
@@ -157,8 +157,11 @@ def check(config: Config, *, check_env: bool = True) -> Config:
         raise ConfigError(f"env.delay.values: {count} values; allowed: one for each of {config.worker_count} workers")
     if (misfit := config.algo.misfit(config.num_envs, config.envs_per_worker)) is not None:
         raise ConfigError(misfit)
+    for line in misfits(config):
+        raise ConfigError(line)
     if check_env:
-        check_environment(config.env)
+        for task in tasks_of(config.env):
+            check_environment(task)
     return config
 
 
@@ -168,19 +171,17 @@ def check_environment(env: EnvConfig) -> None:
 
     _check_pairs(env)
     module, _, name = env.id.rpartition(":")
-    if env.backend == "envpool" and importlib.util.find_spec("envpool") is None:
-        raise ConfigError("env.backend=envpool: the package is missing; pip install 'clusterenv_hpc[envpool]'")
+    if env.backend == "envpool":
+        if importlib.util.find_spec("envpool") is None:
+            raise ConfigError("env.backend=envpool: the package is missing; pip install 'clusterenv_hpc[envpool]'")
+        if env.id not in (known := importlib.import_module("envpool").list_all_envs()):
+            near = difflib.get_close_matches(env.id, known, n=3)
+            hint = f"did you mean {' or '.join(near)}?" if near else "allowed: those of envpool.list_all_envs()"
+            raise ConfigError(f"env.id={env.id}: EnvPool has no such environment; {hint}")
+        return
     if module:
-        try:
-            importlib.import_module(module)
-        except Exception as error:
-            package, extra = EXTRAS.get(module.partition(".")[0], (None, None))
-            if package is not None and importlib.util.find_spec(package) is None:
-                hint = f"needs the package {package}; pip install 'clusterenv_hpc[{extra}]'"
-            else:
-                hint = f"cannot import {module}: {_first_line(error)}; is it installed, or its folder on PYTHONPATH?"
-            raise ConfigError(f"env.id={env.id}: {hint}") from error
-        if name not in gymnasium.registry and callable(getattr(sys.modules[module], name, None)):
+        loaded = _import(f"env.id={env.id}", module)
+        if name not in gymnasium.registry and callable(getattr(loaded, name, None)):
             return  # it names a class or a function
     elif name.startswith("ALE/") and importlib.util.find_spec("ale_py") is not None:
         gymnasium.register_envs(importlib.import_module("ale_py"))
@@ -229,10 +230,22 @@ def wrapper_path(entry: Any) -> tuple[str, dict[str, Any]]:
 def named_object(path: str) -> Any:
     """What ``module:name`` names.  Raises ConfigError."""
     module, _, name = path.rpartition(":")
+    loaded = _import(f"env.wrappers: {path}", module) if module else None
+    if not hasattr(loaded, name):
+        raise ConfigError(f"env.wrappers: {path}: no such thing; allowed: module:Class")
+    return getattr(loaded, name)
+
+
+def _import(key: str, module: str) -> Any:
+    """The module; raises ConfigError, with what to install where that is known."""
     try:
-        return getattr(importlib.import_module(module), name)
+        return importlib.import_module(module)
     except Exception as error:
-        raise ConfigError(f"env.wrappers: cannot import {path}: {_first_line(error)}; allowed: module:Class") from error
+        package, extra = EXTRAS.get(module.partition(".")[0], (None, None))
+        if package is not None and importlib.util.find_spec(package) is None:
+            raise ConfigError(f"{key}: needs the package {package}; pip install 'clusterenv_hpc[{extra}]'") from error
+        hint = f"cannot import {module}: {_first_line(error)}; is it installed, or its folder on PYTHONPATH?"
+        raise ConfigError(f"{key}: {hint}") from error
 
 
 def _parse(overrides: Sequence[str]) -> list[Override]:

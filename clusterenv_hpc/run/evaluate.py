@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from clusterenv_hpc.run.checkpoint import CheckpointStore
 from clusterenv_hpc.run.config import ConfigError, load, with_values
 from clusterenv_hpc.run.run_dir import find
 from clusterenv_hpc.run.schema import EnvConfig, EvalConfig
+from clusterenv_hpc.run.tasks import tasks_of
 
 SLOTS = 32
 """Environments stepped side by side, to share the policy's forward passes."""
@@ -30,11 +31,15 @@ SLOTS = 32
 
 @dataclass(frozen=True)
 class Evaluation:
-    """``returns`` and ``lengths`` of each episode ``[E]``, in the order of the seeds; ``cut``: how many had no end."""
+    """``returns`` and ``lengths`` of each episode ``[E]``, in the order of the seeds; ``cut``: how many had no end.
+
+    by_task: mean return in each environment, where workers have environments of their own.
+    """
 
     returns: NDArray[np.float64]
     lengths: NDArray[np.int64]
     cut: int
+    by_task: tuple[float, ...] = ()
 
     @property
     def mean(self) -> float:
@@ -62,6 +67,7 @@ class Evaluation:
             "eval_length_mean": float(self.lengths.mean()),
             "eval_episodes": len(self.returns),
             "eval_cut": self.cut,
+            **({"eval_return_by_task": list(self.by_task)} if self.by_task else {}),
         }
 
 
@@ -100,10 +106,14 @@ def evaluate(
 ) -> Evaluation | None:
     """Plays ``settings.episodes`` episodes, at least one, with seeds counting up from ``settings.seed``.
 
+    Where workers have environments of their own (``env.per_worker``), as many in each that differs.
     Greedy unless ``settings.sampled``; no random state outside is touched, so that training goes on undisturbed.
     With ``env.on_error=restart`` an episode whose environment fails is played again, in a new one.
     Returns None where ``stop`` says so on the way.  Raises what the environment raises.
     """
+    if env.per_worker:
+        parts = [evaluate(policy, task, settings, stop) for task in tasks_of(env)]
+        return joined([part for part in parts if part is not None]) if None not in parts else None
     count = settings.episodes
     returns, lengths, cut = np.zeros(count), np.zeros(count, dtype=np.int64), 0
     device = next(policy.parameters()).device
@@ -153,6 +163,12 @@ def evaluate(
         for slot in slots:
             slot.env.close()
     return Evaluation(returns, lengths, cut)
+
+
+def joined(parts: Sequence[Evaluation]) -> Evaluation:
+    """Several evaluations as one."""
+    returns, lengths = (np.concatenate([getattr(part, name) for part in parts]) for name in ("returns", "lengths"))
+    return Evaluation(returns, lengths, sum(part.cut for part in parts), tuple(part.mean for part in parts))
 
 
 def main(argv: list[str]) -> int:

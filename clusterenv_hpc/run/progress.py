@@ -21,6 +21,16 @@ def number(value: float | None, digits: int = 1) -> str:
     return "-" if value is None or value != value else f"{value:,.{digits}f}"
 
 
+def particulars(record: Mapping[str, Any]) -> list[str]:
+    """What a record says beyond what all have: of versions and weights, or of gradients."""
+    if "gradients_used" in record:
+        return [
+            f"gradients {number(record['gradients_used'], 0)}, dropped {number(record['gradients_dropped'], 0)}",
+            f"||d|| {record['direction_norm']:.3g}",
+        ]
+    return [f"lag {number(record['lag_mean'])}", f"weights saved {number(100 * record['weights_saved'], 0)}%"]
+
+
 def _columns(stream: TextIO) -> int | None:
     """How wide a bar is to be: as the launching process says; None for as wide as the terminal is at any time."""
     told = os.environ.get("CLUSTERENV_HPC_COLUMNS", "")
@@ -50,7 +60,7 @@ class Progress:
 
 
 class Bar(Progress):
-    """A bar of environment steps, with return, steps/s, version lag and weight messages saved."""
+    """A bar of environment steps, with return, steps/s and what else the algorithm has to tell."""
 
     def __init__(self, total_steps: int, done: int, stream: TextIO) -> None:
         super().__init__(stream)
@@ -70,7 +80,7 @@ class Bar(Progress):
     def update(self, record: Mapping[str, Any]) -> None:
         self._bar.set_postfix_str(
             f"return {number(record['return_mean'])}, {number(record['steps_per_s'], 0)} steps/s, "
-            f"lag {number(record['lag_mean'])}, weights saved {number(100 * record['weights_saved'], 0)}%",
+            + ", ".join(particulars(record)),
             refresh=False,
         )
         self._bar.update(record["env_steps"] - self._bar.n)
@@ -104,8 +114,7 @@ class Lines(Progress):
         self.say(
             f"{100 * record['env_steps'] / self._total:3.0f}%  steps {record['env_steps']:,}/{self._total:,}  "
             f"update {record['update']}  return {number(record['return_mean'])}  "
-            f"{number(record['steps_per_s'], 0)} steps/s  lag {number(record['lag_mean'])}  "
-            f"weights saved {number(100 * record['weights_saved'], 0)}%"
+            f"{number(record['steps_per_s'], 0)} steps/s  " + "  ".join(particulars(record))
         )
 
     def close(self) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from clusterenv_hpc.run.config import ConfigError
 from clusterenv_hpc.run.schema import Config
+from clusterenv_hpc.run.tasks import gradient_method
 
 RUNS = Path("runs")
 """Where runs are kept that were not told otherwise: below the current directory."""
@@ -68,7 +69,8 @@ def run_name(config: Config) -> str:
     if config.name is not None:
         return config.name
     env = config.env.name or re.sub(r"[^a-z0-9]+", "_", config.env.id.rpartition(":")[2].lower()).strip("_")
-    return f"{env}-{config.algo.name}-{config.sync.rule}-s{config.seed}"
+    how = config.gradients.transport if gradient_method(config) else config.sync.rule
+    return f"{env}-{config.algo.name}-{how}-s{config.seed}"
 
 
 def claim(config: Config) -> RunDir:

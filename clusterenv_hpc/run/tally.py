@@ -99,6 +99,11 @@ class Tally:
         }
 
     @property
+    def settled(self) -> bool:
+        """Whether there are ``window`` episodes."""
+        return len(self.returns) >= self.window
+
+    @property
     def return_mean(self) -> float:
         """Mean return of the last ``window`` episodes, as sampled; NaN before the first has ended."""
         return float(np.mean(self.returns)) if self.returns else math.nan

@@ -18,6 +18,7 @@ import sys
 import time
 import traceback
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,7 @@ from clusterenv_hpc.run.run_dir import RunDir, write_atomically
 from clusterenv_hpc.run.schema import Config
 from clusterenv_hpc.run.source import publishes, rollouts_for
 from clusterenv_hpc.run.tally import Tally
+from clusterenv_hpc.run.tasks import gradient_method
 
 CONFIRM_EVERY = 0.02
 """Share of total_steps between two evaluations that are to confirm ``stop.at_return``."""
@@ -107,7 +109,12 @@ def work(config: Config, comm: Any) -> int:
     torch.set_num_threads(1)
     try:
         policy = build_policy(config.policy, *spaces_of(config.env), seeds_of(config.seed, 0)[0], config.algo)
-        make_envs(config, policy, comm=comm, version=0)
+        if gradient_method(config):
+            from clusterenv_hpc.run.gradient_run import make_cluster
+
+            make_cluster(config, policy, None, comm)
+        else:
+            make_envs(config, policy, comm=comm, version=0)
     except Exception as error:
         time.sleep(SAME_ERROR_S)
         rank, host = comm.Get_rank(), socket.gethostname()
@@ -125,7 +132,7 @@ def learn(config: Config, run: RunDir, comm: Any = None) -> int:
         comm: an mpi4py communicator where there are worker ranks.
     """
     with StopSignals(config.slurm.signal).listening() as stop:
-        learner = LearnerRun(config, run, comm, stop)
+        learner = kind_of_run(config)(config, run, comm, stop)
         try:
             return learner.run()
         except (Exception, Interrupted) as error:
@@ -144,16 +151,25 @@ def learn(config: Config, run: RunDir, comm: Any = None) -> int:
             return code
 
 
+def kind_of_run(config: Config) -> type[LearnerRun]:
+    """What drives the run: rollouts and a learner, or gradients and an optimizer."""
+    if gradient_method(config):
+        from clusterenv_hpc.run.gradient_run import GradientRun  # which is built on this module
+
+        return GradientRun
+    return LearnerRun
+
+
 class LearnerRun:
-    """One start of a run, on the learner's rank."""
+    """One start of a run, on the learner's rank; ``GradientRun`` makes its updates in another way."""
 
     def __init__(self, config: Config, run: RunDir, comm: Any, stop: StopSignals) -> None:
         self.config, self.dir, self.comm, self.stop = config, run, comm, stop
         self.log = RunLog(run.log)
         self.progress = Progress(sys.stderr)
-        self.tally = Tally(config.log.window, config.worker_count)
+        self.tally: Any = self.make_tally()
         self.store = CheckpointStore(run.checkpoints, config.checkpoint.keep)
-        self.envs: ClusterEnv | None = None
+        self.envs: Any = None  # a ClusterEnv, or what else has the workers
         self.result: Evaluation | None = None
         self.resumed_from: str | None = None
         self.exit_reason = "running"
@@ -171,23 +187,13 @@ class LearnerRun:
         policy_seed, learner_seed, _ = seeds_of(config.seed, 0)
         self.policy = build_policy(config.policy, observation_space, action_space, policy_seed, config.algo)
         torch.set_num_threads(choose_threads(config, self.policy))
-        self.learner = build_learner(
-            config.algo,
-            self.policy,
-            action_space,
-            device,
-            learner_seed,
-            observation_space=observation_space,
-            num_envs=config.num_envs,
-        )
+        self.learner: Any = self.make_learner(device, (observation_space, action_space), learner_seed)
         seed_everything(config.seed)
         loaded = self.store.load_latest() if config.resume else None
         version = 0 if loaded is None else self.restore(loaded)
-        self.envs = make_envs(config, self.policy, comm=self.comm, version=version)
-        if self.tally.updates:  # other episodes than at the start
-            self.envs.reset(seed=seeds_of(config.seed, self.tally.updates)[2])
+        self.envs = self.make_envs(version)
         write_atomically(self.dir.config, to_yaml(config).encode())
-        self.say(opening(config, self.dir, self.envs, self.tally, self.resumed_from, str(device)))
+        self.say(self.opening(str(device)))
         self.log.write(f"hosts: {' '.join(self.envs.hosts)}")
         self.progress = make_progress(config.log.progress, config.total_steps, self.tally.env_steps, config.log.every_s)
         tensorboard = config.log.tensorboard
@@ -195,7 +201,7 @@ class LearnerRun:
             self.stop.deferred(),
             MetricsWriter(self.dir.path, self.tally.updates, self.tally.env_steps, tensorboard=tensorboard) as metrics,
         ):
-            self.exit_reason = self.loop(self.envs, metrics)
+            self.exit_reason = self.loop(metrics)
             if self.saved_at != self.tally.updates:
                 self.save(metrics)
             self.progress.close()
@@ -203,12 +209,80 @@ class LearnerRun:
             if self.exit_reason == "completed" and config.eval.episodes:
                 self.result = evaluate(self.policy, config.env, config.eval, stop=lambda: self.stop.reason is not None)
             self.write_summary()
-        text = closing(config, self.dir, self.tally, self.exit_reason, self.result)
+        text = self.closing()
         self.log.write(text)
         print(text, flush=True)
         if self.job is not None and self.job.wish and self.exit_reason == self.job.reason:
             return self.job.leave().exit_code
         return EXIT_CODES.get(self.exit_reason, 0)
+
+    # -- what depends on the kind of run ------------------------------------------------------------------------------
+
+    def make_tally(self) -> Any:
+        """The counters."""
+        return Tally(self.config.log.window, self.config.worker_count)
+
+    def make_learner(self, device: torch.device, spaces: tuple[Any, Any], seed: int) -> Any:
+        """What changes the policy; its state, with the policy's in it, is what a checkpoint holds.  ``spaces``: of one
+        environment: observation, action."""
+        config = self.config
+        return build_learner(
+            config.algo,
+            self.policy,
+            spaces[1],
+            device,
+            seed,
+            observation_space=spaces[0],
+            num_envs=config.num_envs,
+        )
+
+    def make_envs(self, version: int) -> Any:
+        """The workers, ready to work."""
+        envs = make_envs(self.config, self.policy, comm=self.comm, version=version)
+        if self.tally.updates:  # other episodes than at the start
+            envs.reset(seed=seeds_of(self.config.seed, self.tally.updates)[2])
+        return envs
+
+    def updates(self, envs: Any) -> Iterator[dict[str, Any] | None]:
+        """Updates without end: the record of each, None where there was nothing to learn from."""
+        config, tally = self.config, self.tally
+        batches = rollouts_for(config.algo, envs)
+        self.learner.meanwhile = envs.poll
+        while True:
+            began = time.perf_counter()
+            rollout = trim(next(batches), config.total_steps - tally.env_steps)
+            if rollout.env_steps == 0:  # every environment was being reset
+                yield None
+                continue
+            collected, waiting = time.perf_counter(), envs.poll()
+            learned = self.learner.update(rollout, tally.env_steps / config.total_steps)
+            if published := publishes(config.algo, tally.updates + 1):
+                envs.publish()
+            ended = time.perf_counter()
+            record = tally.add(
+                rollout,
+                envs.stats,
+                ended - began,
+                idle_s=collected - began,
+                published=published,
+                telling=self.learner.telling(rollout),
+            )
+            record |= {"collect_s": collected - began, "learn_s": ended - collected, "waiting": waiting}
+            yield record | {"version": envs.version, **learned}
+
+    def opening(self, device: str) -> str:
+        """The first line."""
+        return opening(self.config, self.dir, self.envs, self.tally, self.resumed_from, device)
+
+    def summary(self) -> dict[str, Any]:
+        """The contents of summary.json."""
+        return summary(self.config, self.tally, self.envs, self.resumed_from, self.exit_reason, self.result)
+
+    def closing(self) -> str:
+        """The last lines."""
+        return closing(self.config, self.dir, self.tally, self.exit_reason, self.result)
+
+    # -- what all have in common --------------------------------------------------------------------------------------
 
     def enter_job(self) -> JobSignals | None:
         """Within a Slurm job: what its end is, and how to be requeued; the run's directory remembers the job."""
@@ -232,35 +306,19 @@ class LearnerRun:
             self.job.note(self.stop.reason)
         return self.job.reason if self.job.look(max(self.update_s)) else None
 
-    def loop(self, envs: ClusterEnv, metrics: MetricsWriter) -> str:
+    def loop(self, metrics: MetricsWriter) -> str:
         """Updates until the steps are used up, the task is solved or a signal came; returns which of these."""
         config, tally = self.config, self.tally
         last_save = last_summary = time.monotonic()
-        batches = rollouts_for(config.algo, envs)
-        self.learner.meanwhile = envs.poll
+        updates = self.updates(self.envs)
         while tally.env_steps < config.total_steps:
             if (reason := self.asked_to_stop()) is not None:
                 return reason
             began = time.perf_counter()
-            rollout = trim(next(batches), config.total_steps - tally.env_steps)
-            if rollout.env_steps == 0:  # every environment was being reset
+            record = next(updates)
+            self.update_s.append(time.perf_counter() - began)
+            if record is None:
                 continue
-            collected, waiting = time.perf_counter(), envs.poll()
-            learned = self.learner.update(rollout, tally.env_steps / config.total_steps)
-            if published := publishes(config.algo, tally.updates + 1):
-                envs.publish()
-            ended = time.perf_counter()
-            self.update_s.append(ended - began)
-            record = tally.add(
-                rollout,
-                envs.stats,
-                ended - began,
-                idle_s=collected - began,
-                published=published,
-                telling=self.learner.telling(rollout),
-            )
-            record |= {"collect_s": collected - began, "learn_s": ended - collected, "waiting": waiting}
-            record |= {"version": envs.version, **learned}
             metrics.write(record)
             self.progress.update(record)
             if time.monotonic() - last_save >= config.checkpoint.every_s:
@@ -276,7 +334,7 @@ class LearnerRun:
     def solved(self) -> bool:
         """Whether the recent returns pass ``stop.at_return`` and greedy episodes confirm it."""
         config, tally, target = self.config, self.tally, self.config.stop.at_return
-        if target is None or len(tally.returns) < config.log.window or tally.return_mean < target:
+        if target is None or not tally.settled or tally.return_mean < target:
             return False
         if not config.eval.episodes:
             return True
@@ -317,8 +375,7 @@ class LearnerRun:
     def write_summary(self) -> None:
         """summary.json, as things stand."""
         assert self.envs is not None
-        told = summary(self.config, self.tally, self.envs, self.resumed_from, self.exit_reason, self.result)
-        write_json(self.dir.summary, told)
+        write_json(self.dir.summary, self.summary())
 
     def fail(self, line: str, error: BaseException) -> None:
         """Writes down why the run ends, as far as there is a run and that can be done."""
