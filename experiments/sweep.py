@@ -4,8 +4,8 @@
     python experiments/sweep.py experiments/aps cartpole   only the cases whose name begins so
 
 An experiment's folder holds ``sweep.yaml``: ``cases`` (a name and overrides each), ``rules`` (likewise) and ``seeds``.
-Every combination is one run of ``clusterenv-hpc train`` under ``runs/experiments/``.  A run that was interrupted goes on
-from its checkpoint; one that is in ``results.json`` already is not repeated.
+Every combination is one run of ``clusterenv-hpc train`` under ``runs/experiments/``.  A run that was interrupted goes
+on from its checkpoint; one that is in ``results.json`` already is not repeated.
 """
 
 from __future__ import annotations

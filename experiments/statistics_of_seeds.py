@@ -1,4 +1,4 @@
-"""Interquartile means with bootstrap intervals: how results over few seeds are told (Agarwal et al. 2021, "rliable")."""
+"""Interquartile means with bootstrap intervals: how results over few seeds are told (Agarwal et al. 2021)."""
 
 from __future__ import annotations
 
