@@ -27,11 +27,13 @@ class StopSignals:
     """Which signal has asked the run to stop, if one has.
 
     Within :meth:`deferred` the first signal only sets :attr:`reason`, so that an update can be finished and saved; a
-    second SIGINT, a second or more later, does not wait.  Outside of it a signal raises :class:`Interrupted` at once.
+    second SIGINT, a second or more later, does not wait.  Outside of it a signal raises :class:`Interrupted` at once,
+    but for ``save_signal``, which comes well before the end of the time and only ever sets the flag.
     """
 
     def __init__(self, save_signal: str = "USR2") -> None:
         self.names = dict.fromkeys((*STOPPING, f"SIG{save_signal}"))
+        self._patient = {f"SIG{save_signal}"} - set(STOPPING)
         self.reason: str | None = None
         self._since = 0.0
         self._deferring = False
@@ -42,7 +44,8 @@ class StopSignals:
         if first:
             self.reason, self._since = name, now
         # One press of Ctrl-C may arrive twice: from the terminal, and from the launcher that passes it on.
-        if not self._deferring or (name == "SIGINT" and now - self._since > 1.0):
+        at_once = not self._deferring and name not in self._patient
+        if at_once or (name == "SIGINT" and now - self._since > 1.0):
             raise Interrupted(self.reason or name)
 
     @contextlib.contextmanager
