@@ -13,10 +13,10 @@ from .comm.local import LocalHub
 from .comm.world import (
     Ending,
     default_backoff,
+    ignore_interrupts,
     in_mpi_world,
     open_groups,
     open_mpi_channel,
-    uninterrupted,
     world_size,
 )
 from .envs.build import make_env
@@ -84,13 +84,14 @@ def serve(
     own = channel if channel is not None else group.channel if group is not None else None
     assert own is not None
     ending = Ending(own, "worker", lambda clean: clean)
-    with uninterrupted():
-        if channel is not None:
-            worker = Worker(channel, settings, None if policy is None else policy.to("cpu"), rule, group)
-            run_worker(worker, channel, backoff or default_backoff(channel), timeout)
-        elif group is not None:
-            first, end = deal(settings.num_envs, group.workers)[group.worker]
-            follow(group, lambda index: make_env(settings.source, first + index, group), end - first, timeout)
-        ending.withdraw()
+    heed_interrupts = ignore_interrupts()
+    if channel is not None:
+        worker = Worker(channel, settings, None if policy is None else policy.to("cpu"), rule, group)
+        run_worker(worker, channel, backoff or default_backoff(channel), timeout)
+    elif group is not None:
+        first, end = deal(settings.num_envs, group.workers)[group.worker]
+        follow(group, lambda index: make_env(settings.source, first + index, group), end - first, timeout)
+    ending.withdraw()
     if not settings.leave_on_close:
         raise SystemExit(0)
+    heed_interrupts()

@@ -142,6 +142,7 @@ class MpiChannel(Channel):
         sys.stdout.flush()
         sys.stderr.flush()
         self._world.Abort(code)
+        os._exit(code)  # some return from Abort, and end only when the launcher has heard of it
 
     def close(self) -> None:
         # The duplicate is not freed: that is collective in some MPIs, and a dead rank would never come.

@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -76,18 +76,20 @@ def _channel(survive: bool) -> Callable[..., Channel]:
     return MpiChannel
 
 
-@contextlib.contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Ctrl-C reaches every rank, but the learner answers for all; a handler that the script has set is left alone."""
+def ignore_interrupts() -> Callable[[], None]:
+    """Ctrl-C reaches every rank, but the learner answers for all; a handler that the script has set is left alone.
+
+    Returns what undoes this.
+    """
     ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    ours = ours and threading.current_thread() is threading.main_thread()
-    if ours:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        if ours:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+    if not ours or threading.current_thread() is not threading.main_thread():
+        return lambda: None
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def heed_interrupts() -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    return heed_interrupts
 
 
 class Ending:

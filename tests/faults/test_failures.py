@@ -6,6 +6,8 @@ that no rank is left.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import signal
 import subprocess
@@ -21,11 +23,14 @@ import pytest
 TESTS = str(Path(__file__).parents[1])
 HEAD = f"""
 import os, signal, sys, time
+began = time.monotonic()
 sys.path.insert(0, {TESTS!r})
 import numpy as np
 import toy_envs as toy
 from toy_policy import Linear
 import clusterenv_hpc as ce
+ce.ClusterEnv
+os.write(1, f"imports took {{time.monotonic() - began}}\\n".encode())
 
 RANK = int(os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK", "-1")))
 
@@ -36,7 +41,16 @@ def policy(env=toy.Walk):
     return Linear(env.observation_space, env.action_space)
 """
 OURS = re.compile(r"^clusterenv-hpc: .*$", re.MULTILINE)
-BOTH_MPIS = [pytest.param("mpich"), pytest.param("openmpi", marks=pytest.mark.needs("openmpi"))]
+BOTH_MPIS = ["mpich", pytest.param("openmpi", marks=pytest.mark.needs("openmpi"))]
+USUAL_IMPORTS_S = 4.0
+"""How long three ranks need to import torch on two idle cores, at most."""
+
+
+def works(openmpi: str, **cases: str) -> Any:
+    """What the learner is doing when it happens; all under MPICH, and the case ``openmpi`` under Open MPI as well."""
+    params = [pytest.param(work, "mpich", id=f"{name}-mpich") for name, work in cases.items()]
+    params.append(pytest.param(cases[openmpi], "openmpi", id=f"{openmpi}-openmpi", marks=pytest.mark.needs("openmpi")))
+    return pytest.mark.parametrize(("work", "mpi"), params)
 
 
 class Failure:
@@ -46,12 +60,17 @@ class Failure:
         self.ended = time.monotonic()
         self.code, self.stdout, self.stderr = returncode, stdout, stderr
 
+    def seconds(self) -> float:
+        """From the failure to the end; the same work takes longer on a busy machine, which the imports tell."""
+        began = min(float(at) for at in re.findall(r"^failing at ([0-9.]+)$", self.stdout, re.MULTILINE))
+        imports = max(float(took) for took in re.findall(r"^imports took ([0-9.]+)$", self.stdout, re.MULTILINE))
+        return (self.ended - began) / max(1.0, imports / USUAL_IMPORTS_S)
+
     def check(self, *words: str, code: int | None = None, within_s: float = 10.0) -> Failure:
         """Ended in time, not with success, and with one message of ours in which the ``words`` (patterns) follow."""
         told = f"exit code {self.code}\n{self.stdout}\n{self.stderr}"
-        began = re.findall(r"^failing at ([0-9.]+)$", self.stdout, re.MULTILINE)
-        assert began, told
-        assert self.ended - float(began[0]) < within_s, told
+        assert "failing at" in self.stdout, told
+        assert self.seconds() < within_s, told
         assert self.code != 0 if code is None else self.code == code, told
         messages = OURS.findall(self.stderr)
         assert len(messages) == (1 if words else 0), told
@@ -80,8 +99,7 @@ HERE = r"\(worker, [^)]+\)"
 # -- environments and policies --
 
 
-@pytest.mark.parametrize("mpi", BOTH_MPIS)
-def test_an_environment_that_cannot_be_built_on_one_rank(fail: Fail, mpi: str) -> None:
+def test_an_environment_that_cannot_be_built_on_one_rank(fail: Fail) -> None:
     fail(
         """
         def make():
@@ -92,8 +110,7 @@ def test_an_environment_that_cannot_be_built_on_one_rank(fail: Fail, mpi: str) -
 
         with ce.ClusterEnv(make, 4) as envs:
             print("never")
-        """,
-        mpi=mpi,
+        """
     ).check(rf"rank 2 {HERE} failed", "environment 2", "could not be built: ValueError: no such level")
 
 
@@ -107,15 +124,11 @@ def test_an_environment_that_cannot_be_built_on_any_rank(fail: Fail) -> None:
     ).check(rf"rank [12] {HERE} failed", "NoSuchThing-v0", "could not be built")
 
 
-@pytest.mark.parametrize("mpi", BOTH_MPIS)
-@pytest.mark.parametrize(
-    "work",
-    [
-        "for _ in range(1000): envs.step(np.zeros(4, np.int64))",
-        "for _ in range(1000): envs.rollout(5)",
-        "for batch in envs.rollouts(5): time.sleep(0.01)",
-    ],
-    ids=["step", "rollout", "rollouts"],
+@works(
+    openmpi="rollout",
+    step="for _ in range(1000): envs.step(np.zeros(4, np.int64))",
+    rollout="for _ in range(1000): envs.rollout(5)",
+    rollouts="for batch in envs.rollouts(5): time.sleep(0.01)",
 )
 def test_an_environment_that_raises_in_step(fail: Fail, work: str, mpi: str) -> None:
     failure = fail(
@@ -226,13 +239,14 @@ def test_a_rank_that_never_comes(fail: Fail) -> None:
 # -- the learner's own end --
 
 
-@pytest.mark.parametrize("mpi", BOTH_MPIS)
-@pytest.mark.parametrize(
-    "work",
-    ["", "envs.rollout(5)", "envs.rollout(5); policy_.shift(0.1); envs.publish()", "next(envs.rollouts(5))",
-     "stream = envs.rollouts(5); [next(stream) for _ in range(9)]; time.sleep(0.2)"],
-    ids=["idle", "rollout", "publish", "stream", "full stream"],
-)  # fmt: skip
+@works(
+    openmpi="full_stream",
+    idle="",
+    rollout="envs.rollout(5)",
+    publish="envs.rollout(5); policy_.shift(0.1); envs.publish()",
+    stream="next(envs.rollouts(5))",
+    full_stream="stream = envs.rollouts(5); [next(stream) for _ in range(9)]; time.sleep(0.2)",
+)
 def test_a_learner_that_raises_in_the_body(fail: Fail, work: str, mpi: str) -> None:
     failure = fail(
         f"""
@@ -288,15 +302,11 @@ def test_an_error_that_is_caught_outside_ends_the_job_well(fail: Fail) -> None:
 # -- silence and death --
 
 
-@pytest.mark.parametrize("mpi", BOTH_MPIS)
-@pytest.mark.parametrize(
-    "work",
-    [
-        "for _ in range(100): envs.step(np.zeros(4, np.int64))",
-        "for _ in range(100): envs.rollout(5)",
-        "for batch in envs.rollouts(5): pass",
-    ],
-    ids=["step", "rollout", "rollouts"],
+@works(
+    openmpi="rollouts",
+    step="for _ in range(100): envs.step(np.zeros(4, np.int64))",
+    rollout="for _ in range(100): envs.rollout(5)",
+    rollouts="for batch in envs.rollouts(5): pass",
 )
 def test_a_step_that_hangs(fail: Fail, work: str, mpi: str) -> None:
     """With ``timeout=2``: two seconds of silence, and what it takes to end the rank that does not answer."""
@@ -335,8 +345,7 @@ def test_a_worker_that_is_killed(fail: Fail, mpi: str) -> None:
         """,
         mpi=mpi,
     )
-    began = float(re.findall(r"failing at ([0-9.]+)", failure.stdout)[0])
-    assert failure.code != 0 and failure.ended - began < 10
+    assert failure.code != 0 and failure.seconds() < 10.0
     said = failure.stdout + failure.stderr
     assert re.search(r"signal 9|SIGNAL: 9|Killed", said), said
     assert len(OURS.findall(failure.stderr)) <= 1
@@ -353,11 +362,11 @@ def test_a_learner_that_falls_silent(fail: Fail) -> None:
     ).check(rf"rank 1 {HERE} heard nothing from the learner \(rank 0\) for 2 s")
 
 
-@pytest.mark.parametrize("mpi", BOTH_MPIS)
-@pytest.mark.parametrize(
-    "work",
-    ["time.sleep(60)", "[envs.rollout(5) for _ in range(10**6)]", "[time.sleep(0.01) for _ in envs.rollouts(5)]"],
-    ids=["idle", "rollout", "rollouts"],
+@works(
+    openmpi="rollout",
+    idle="time.sleep(60)",
+    rollout="[envs.rollout(5) for _ in range(10**6)]",
+    rollouts="[time.sleep(0.01) for _ in envs.rollouts(5)]",
 )
 def test_an_interrupt_from_the_keyboard(
     tmp_path: Path, mpi: str, work: str, no_orphans: Callable[[], list[int]], request: pytest.FixtureRequest
@@ -381,27 +390,23 @@ def test_an_interrupt_from_the_keyboard(
         start_new_session=True,
     )  # fmt: skip
     assert process.stdout is not None
-    while "ready" not in process.stdout.readline():
+    said = ""
+    while "ready" not in said:
         assert process.poll() is None
+        said += process.stdout.readline()
     time.sleep(0.2)
-    began = time.monotonic()
+    said += f"failing at {time.monotonic()}\n"
     for pid in {process.pid, *no_orphans()}:
-        try:
-            import os
-
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGINT)
-        except ProcessLookupError:
-            pass
-    _, stderr = process.communicate(timeout=10)
-    assert process.returncode != 0 and time.monotonic() - began < 10
-    messages = OURS.findall(stderr)
-    assert len(messages) <= 1 and "Traceback" not in stderr, stderr
+    _, stderr = process.communicate(timeout=60)
+    failure = Failure(process.returncode, said, stderr)
+    assert failure.code != 0 and failure.seconds() < 10.0
+    assert len(OURS.findall(stderr)) <= 1 and "Traceback" not in stderr, stderr
 
 
 def launcher(request: pytest.FixtureRequest, mpi: str) -> tuple[list[str], dict[str, str]]:
     """The command line that the ``mpiexec`` fixture uses, and its environment."""
-    import os
-
     conftest = next(
         plugin
         for plugin in request.config.pluginmanager.get_plugins()
