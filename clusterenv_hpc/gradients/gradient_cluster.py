@@ -17,12 +17,10 @@ from __future__ import annotations
 
 import copy
 import logging
-import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any
 
@@ -44,12 +42,13 @@ from clusterenv_hpc.comm.local import LocalHub
 from clusterenv_hpc.comm.messages import Command, Report, note
 from clusterenv_hpc.comm.messages import Tag as Stream
 from clusterenv_hpc.comm.world import Ending, in_mpi_world, open_mpi_channel
-from clusterenv_hpc.gradients.aggregators import Aggregate, Aggregator, PerArrival, Verdict
+from clusterenv_hpc.gradients.aggregators import Aggregator, PerArrival, Verdict
 from clusterenv_hpc.gradients.checks import one_of, positive_int
 from clusterenv_hpc.gradients.gradient_settings import GradientSettings
 from clusterenv_hpc.gradients.gradient_worker import GRACE_S, GradientWorker, run_gradient_worker
 from clusterenv_hpc.gradients.links import AllReduce, GradientStats, Link, PointToPoint
-from clusterenv_hpc.gradients.nigt import Optimizer, Step
+from clusterenv_hpc.gradients.nigt import Optimizer
+from clusterenv_hpc.gradients.updates import SUMMED, Update, units_of
 from clusterenv_hpc.policies import num_weights, weights_layout
 
 log = logging.getLogger(__name__)
@@ -58,27 +57,6 @@ WARN_AFTER_S = 10.0
 LOOK_EVERY_S = 0.05
 REFUSALS_ALLOWED = 100
 """Gradients of one worker, in a row, that are not finite, before the learner gives up."""
-
-
-@dataclass(frozen=True)
-class Units:
-    """What the gradients of one update were made of; returns are of first episodes, undiscounted and cut at H."""
-
-    env_steps: int
-    episodes: int
-    return_mean: float
-    return_std: float
-    length_mean: float
-
-
-@dataclass(frozen=True)
-class Update:
-    """One update: what the optimizer did, the estimate it did it with, and the trajectories behind that."""
-
-    step: Step
-    aggregate: Aggregate
-    units: Units
-    by_worker: Sequence[Units] = ()
 
 
 class GradientCluster:
@@ -204,7 +182,7 @@ class GradientCluster:
         """
         if self.closed:
             raise ClusterError("update() was called after close() or after a worker had failed")
-        self._sums = np.zeros((self.num_workers, len(_SUMMED)))
+        self._sums = np.zeros((self.num_workers, len(SUMMED)))
         began, warned = time.monotonic(), False
 
         def met() -> bool:
@@ -220,7 +198,8 @@ class GradientCluster:
         step = self.optimizer.step(done.gradient)
         everybody = not isinstance(self.rule, PerArrival)
         self._open_round(range(self.num_workers) if everybody else [self.last_worker])
-        return Update(step, done, _units(self._sums.sum(axis=0)), [_units(sums) for sums in self._sums])
+        self._sums[done.counts == 0] = 0.0  # what was taken and then dropped, as begun shares are
+        return Update(step, done, units_of(self._sums.sum(axis=0)), [units_of(sums) for sums in self._sums])
 
     def _open_round(self, workers: Iterable[int]) -> None:
         target = self._first_target if self.optimizer.updates == 0 else None
@@ -241,7 +220,7 @@ class GradientCluster:
         self.last_worker = worker
         if verdict is Verdict.ACCEPTED:
             self._refused[worker] = 0
-            self._sums[worker] += [float(header[key]) for key in _SUMMED]
+            self._sums[worker] += [float(header[key]) for key in SUMMED]
             return
         if verdict is Verdict.REJECTED:
             self._refused[worker] += 1
@@ -405,14 +384,3 @@ class GradientCluster:
             self.close()
         else:  # the exception goes on; whoever ends the process sends the workers home
             self.closed = True
-
-
-_SUMMED = ("env_steps", "episodes", "return_sum", "return_square_sum", "length_sum")
-
-
-def _units(sums: NDArray[np.float64]) -> Units:
-    steps, episodes, total, squares, length = sums.tolist()
-    if not episodes:
-        return Units(int(steps), 0, math.nan, math.nan, math.nan)
-    mean = total / episodes
-    return Units(int(steps), int(episodes), mean, math.sqrt(max(0.0, squares / episodes - mean**2)), length / episodes)

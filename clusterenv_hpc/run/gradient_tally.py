@@ -7,8 +7,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from clusterenv_hpc.gradients.gradient_cluster import Units, Update
 from clusterenv_hpc.gradients.links import GradientStats
+from clusterenv_hpc.gradients.updates import Units, Update
 
 WIRE = ("weight_messages", "weight_bytes", "gradient_messages", "gradient_bytes", "control_bytes")
 """Counters of :class:`GradientStats` that are carried over a resume."""
