@@ -241,11 +241,10 @@ class GradientCluster:
         self._backoff.reset()
         began = look = time.monotonic()
         try:
-            while not condition():
+            while self._bury(needed, what) or not condition():
                 self._busy = self._listen() or self._busy
                 if (now := time.monotonic()) > look + LOOK_EVERY_S:
                     look = now
-                    self._bury(needed(), what)
                     self._check_silence(began, needed(), what)
                 if self.channel.progress() or self._busy:
                     self._busy = False
@@ -256,28 +255,27 @@ class GradientCluster:
             self.closed = True
             raise
 
-    def _bury(self, needed: Iterable[int], what: str) -> None:
-        """Part with workers that died; raises where that cannot be."""
+    def _bury(self, needed: Callable[[], Iterable[int]], what: str) -> bool:
+        """Part with workers that died; raises where that cannot be.  Always False."""
+        if not self.channel.lost:
+            return False
         dead = {rank - 1 for rank in self.channel.lost}
         for worker in sorted(dead - self._lost):
             log.warning("%s is dead", self._names([worker]))
         self._lost |= dead
-        if not dead:
-            return
         if len(dead) == self.num_workers:
             raise ClusterError(f"every worker is dead; the last of them: {self._names([max(dead)])}")
         if self.settings.transport == "allreduce":
-            missed, remedy = (
-                dead,
-                "transport=allreduce sums over every rank: go on from the last checkpoint, or use p2p",
-            )
+            missed = dead
+            remedy = "transport=allreduce sums over every rank: go on from the last checkpoint, or use p2p"
         else:
-            missed = dead.intersection(needed)
+            missed = dead.intersection(needed())
             remedy = "its gradients are needed: go on from the last checkpoint with other workers"
         if missed:
             worker = min(missed)
             host = self._hellos.get(worker, {}).get("host", "unknown host")
             raise WorkerError(f"{self._names([worker])} is dead while {what}, and {remedy}", worker + 1, host)
+        return False
 
     def _check_silence(self, began: float, needed: Iterable[int], what: str) -> None:
         """Silence is counted from ``began`` on: nobody listened before."""
