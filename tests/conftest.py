@@ -68,6 +68,7 @@ NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
     "envpool": (_package("envpool"), "pip install 'clusterenv_hpc[envpool]'"),
     "mujoco": (_package("mujoco"), "pip install 'clusterenv_hpc[mujoco]'"),
     "atari": (_package("ale_py"), "pip install 'clusterenv_hpc[atari]'"),
+    "minigrid": (_package("minigrid"), "pip install 'clusterenv_hpc[minigrid]'"),
     "notebook": (_package("nbclient"), "pip install 'clusterenv_hpc[notebook]'"),
 }
 _met: dict[str, bool] = {}
