@@ -13,5 +13,5 @@ setup(
     packages=[*find_namespace_packages(include=["clusterenv_hpc", "clusterenv_hpc.*"]), *DATA_FOLDERS],
     package_dir=DATA_FOLDERS,
     package_data={"clusterenv_hpc": ["py.typed"], **dict.fromkeys(DATA_FOLDERS, ALL_FILES)},
-    exclude_package_data=dict.fromkeys(DATA_FOLDERS, ["**/__pycache__/*", "*.pyc"]),
+    exclude_package_data={name: ["**/__pycache__/*", "*.pyc"] for name in DATA_FOLDERS},
 )

@@ -93,4 +93,8 @@ class CatchEnv(gym.Env[Any, Any]):
         return np.repeat(np.kron(self._games._look()[0], np.ones((16, 16), np.uint8))[..., None], 3, axis=2)
 
 
-gym.register("Catch-v0", entry_point=CatchEnv, vector_entry_point=CatchVectorEnv)
+gym.register(
+    "Catch-v0",
+    entry_point="clusterenv_hpc.envs.catch:CatchEnv",
+    vector_entry_point="clusterenv_hpc.envs.catch:CatchVectorEnv",
+)

@@ -33,7 +33,13 @@ def learn(objective: str, seed: int) -> tuple[float, float, int]:
     learner = PPO(policy, config, single.action_space, seed=seed)
     returns: list[float] = []
     with ce.ClusterEnv(
-        "CartPole-v1", 32, policy=policy, sync=ce.APS(delta=0.3, max_lag=None), backend="vector", num_workers=2, seed=seed
+        "CartPole-v1",
+        32,
+        policy=policy,
+        sync=ce.APS(delta=0.3, max_lag=None),
+        backend="vector",
+        num_workers=2,
+        seed=seed,
     ) as envs:
         for update in range(UPDATES):
             rollout = envs.rollout(STEPS)
