@@ -266,7 +266,7 @@ def test_leaving_a_stream_and_going_on_in_every_way() -> None:
 def worker_rollouts(envs: ClusterEnv) -> list[int]:
     """How many rollouts each worker of this process has sent."""
     workers = envs._crew.channel._hub._workers.values()  # type: ignore[attr-defined]
-    return [worker.gi_frame.f_locals["self"]._sequence for worker in workers]
+    return [worker.gi_frame.f_locals["self"]._acting._sequence for worker in workers]
 
 
 def test_a_stream_stops_when_something_else_is_asked_for() -> None:
