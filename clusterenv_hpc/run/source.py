@@ -35,6 +35,17 @@ def rollouts_for(algo: Any, envs: Source) -> Iterator[Rollout]:
     return lockstep(envs, algo.num_steps)
 
 
+def trim(rollout: Rollout, steps: int) -> Rollout:
+    """``rollout`` with its first ``steps`` valid steps, in the order of time and then of rows; later ones are masked.
+
+    So the last update of a run uses what is left of ``total_steps``, and not a step more.
+    """
+    if rollout.env_steps <= steps:
+        return rollout
+    earlier = np.cumsum(rollout.valid.reshape(-1)).reshape(rollout.valid.shape) <= steps
+    return replace(rollout, valid=rollout.valid & earlier)
+
+
 def lockstep(envs: Source, num_steps: int) -> Iterator[Rollout]:
     """Every worker's rollout, and nobody starts the next before all are there."""
     while True:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import random
 import socket
 import sys
 import time
@@ -21,14 +20,12 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
 
 from clusterenv_hpc.cluster_env import ClusterEnv
 from clusterenv_hpc.comm.channel import ClusterError, SilenceError
 from clusterenv_hpc.jobs.record import remember
 from clusterenv_hpc.jobs.signals import JobSignals
-from clusterenv_hpc.rollout import Rollout
 from clusterenv_hpc.run.build import (
     build_learner,
     build_policy,
@@ -45,10 +42,11 @@ from clusterenv_hpc.run.evaluate import Evaluation, evaluate
 from clusterenv_hpc.run.interrupt import EXIT_CODES, Interrupted, StopSignals, ignore_stop_signals
 from clusterenv_hpc.run.metrics import MetricsWriter, RunLog, write_json
 from clusterenv_hpc.run.progress import Progress, make_progress
+from clusterenv_hpc.run.randomness import random_states, seed_everything, seeds_of, set_random_states
 from clusterenv_hpc.run.report import closing, opening, summary
 from clusterenv_hpc.run.run_dir import RunDir, write_atomically
 from clusterenv_hpc.run.schema import Config
-from clusterenv_hpc.run.source import publishes, rollouts_for
+from clusterenv_hpc.run.source import publishes, rollouts_for, trim
 from clusterenv_hpc.run.tally import Tally
 from clusterenv_hpc.run.tasks import gradient_method
 
@@ -57,24 +55,6 @@ CONFIRM_EVERY = 0.02
 
 SAME_ERROR_S = 1.5
 """How long a worker keeps an error to itself that the learner probably tells as well."""
-
-
-def trim(rollout: Rollout, steps: int) -> Rollout:
-    """``rollout`` with its first ``steps`` valid steps, in the order of time and then of rows; later ones are masked.
-
-    So the last update of a run uses what is left of ``total_steps``, and not a step more.
-    """
-    if rollout.env_steps <= steps:
-        return rollout
-    earlier = np.cumsum(rollout.valid.reshape(-1)).reshape(rollout.valid.shape) <= steps
-    return dataclasses.replace(rollout, valid=rollout.valid & earlier)
-
-
-def seeds_of(seed: int, update: int) -> tuple[int, int, int]:
-    """Seeds of the policy, the learner and the environments, for a start at ``update``."""
-    policy, learner = np.random.SeedSequence(seed).generate_state(2)
-    (envs,) = np.random.SeedSequence([seed, update, 1]).generate_state(1)
-    return int(policy), int(learner), int(envs >> 1)
 
 
 def make_envs(config: Config, policy: torch.nn.Module, *, comm: Any, version: int) -> ClusterEnv:
@@ -400,39 +380,3 @@ class LearnerRun:
         """To the person who watches, and to log.txt."""
         self.progress.say(text)
         self.log.write(text)
-
-
-def seed_everything(seed: int) -> None:
-    """The global generators, for whatever draws from them."""
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
-
-
-def random_states() -> dict[str, Any]:
-    """The states of the global generators, as plain things."""
-    version, words, gauss = random.getstate()
-    name, keys, position, has_gauss, cached = np.random.get_state()
-    return {
-        "python": [version, list(words), gauss],
-        "numpy": [
-            name,
-            torch.from_numpy(np.asarray(keys, dtype=np.int64)),
-            int(position),
-            int(has_gauss),
-            float(cached),
-        ],
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-    }
-
-
-def set_random_states(states: dict[str, Any]) -> None:
-    """What ``random_states`` gave; generators of GPUs that are not here are left out."""
-    version, words, gauss = states["python"]
-    random.setstate((version, tuple(words), gauss))
-    name, keys, position, has_gauss, cached = states["numpy"]
-    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, cached))
-    torch.set_rng_state(states["torch"])
-    if torch.cuda.is_available() and len(states["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all(states["cuda"])

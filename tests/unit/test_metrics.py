@@ -13,8 +13,8 @@ import pytest
 
 from clusterenv_hpc.rollout import Episodes, Rollout
 from clusterenv_hpc.run.metrics import MetricsWriter, RunLog, cut_metrics, finite, read_metrics, write_json
+from clusterenv_hpc.run.source import trim
 from clusterenv_hpc.run.tally import WIRE, Tally
-from clusterenv_hpc.run.train import trim
 from clusterenv_hpc.stats import Stats
 
 

@@ -20,7 +20,7 @@ from clusterenv_hpc import cli
 from clusterenv_hpc.run.checkpoint import CheckpointError, CheckpointStore, read
 from clusterenv_hpc.run.config import load
 from clusterenv_hpc.run.interrupt import Interrupted, StopSignals
-from clusterenv_hpc.run.train import random_states, seeds_of, set_random_states
+from clusterenv_hpc.run.randomness import random_states, seeds_of, set_random_states
 
 CLOCK = {"wall_s", "steps_per_s", "collect_s", "learn_s", "idle_share"}
 REQUIRED = [
