@@ -33,6 +33,13 @@ FIGURES = (
     Figure("steps_per_s", "steps_per_s", "environment steps per second"),
 )
 
+GRADIENT_FIGURES = (
+    Figure("direction", "direction_norm", "||d||, the direction of the step"),
+    Figure("gradients", "gradients_used", "gradients used so far"),
+    Figure("dropped", "gradients_dropped", "gradients that came too late or were refused"),
+)
+"""What runs of the gradient methods have beside or in place of these."""
+
 
 def series(records: Sequence[dict[str, Any]], metric: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Environment steps and values of one metric; NaN where a record does not have it."""
@@ -43,7 +50,7 @@ def series(records: Sequence[dict[str, Any]], metric: str) -> tuple[NDArray[np.f
 
 
 def draw(runs: Sequence[RunDir], directory: Path, prefix: str = "") -> list[Path]:
-    """Writes one PNG for each of FIGURES into ``directory``, every run a line; returns their paths.
+    """Writes one PNG for each figure whose metric a run has into ``directory``, every run a line; returns their paths.
 
     Raises ConfigError where a run has no metrics yet, or the directory cannot be written.
     """
@@ -59,7 +66,8 @@ def draw(runs: Sequence[RunDir], directory: Path, prefix: str = "") -> list[Path
         if not loaded[run]:
             raise ConfigError(f"{run.metrics}: holds no update yet; expected a run that has made one")
     paths = []
-    for figure in FIGURES:
+    known = {name for records in loaded.values() for record in records for name in record}
+    for figure in (figure for figure in (*FIGURES, *GRADIENT_FIGURES) if figure.metric in known):
         canvas = Canvas(figsize=(7, 4.2), layout="constrained")
         FigureCanvasAgg(canvas)
         axes = canvas.subplots()

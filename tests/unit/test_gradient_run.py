@@ -31,6 +31,7 @@ SMALL = [
     "env.id=gradient_ranks:Walk", "workers=0", "logical_workers=2", "envs_per_worker=2", "algo.horizon=5",
     "policy.hidden=[8]", "eval.episodes=0", "log.progress=none", "log.tensorboard=false", "run_dir=a",
 ]  # fmt: skip
+DRAWN = ("return", "lag", "steps_per_s", "direction", "gradients", "dropped")
 CLOCK = {"wall_s", "steps_per_s", "idle_share", "last_rank"}
 
 
@@ -84,6 +85,10 @@ def test_every_method_leaves_what_a_run_promises(algo: str, capsys: pytest.Captu
     np.testing.assert_array_equal(flat_weights(policy), checkpoint()["optimizer"]["theta"].numpy().astype(np.float32))
     assert cli.main(["eval", "a", "episodes=1", "max_steps=3"]) == 0
     assert "gradients used" in capsys.readouterr().out
+    if algo == "rennala_nigt":
+        assert cli.main(["plot", "a"]) == 0
+        names = {path.name for path in Path("a").glob("*.png")}
+        assert names == {f"{name}.png" for name in DRAWN}
 
 
 @pytest.mark.parametrize("transport", ["p2p", "allreduce"])
