@@ -114,9 +114,7 @@ def test_the_log_has_times_and_is_appended_to(tmp_path: Path) -> None:
 # -- counters ------------------------------------------------------------------------------------------------------
 
 
-def rollout(
-    valid: list[list[int]], versions: int = 0, version: int = 0, returns: list[float] | None = None
-) -> Rollout:
+def rollout(valid: list[list[int]], versions: int = 0, version: int = 0, returns: list[float] | None = None) -> Rollout:
     mask = np.array(valid, bool)
     shape = mask.shape
     ended = np.array(returns or [], float)
