@@ -63,6 +63,8 @@ def _package(name: str) -> Callable[[], bool]:
 NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
     "gpu": (_has_gpu, "a CUDA device"),
     "openmpi": (lambda: _debian_openmpi() is not None, "apt install openmpi-bin"),
+    "setpriv": (lambda: shutil.which("setpriv") is not None, "apt install util-linux"),
+    "compiler": (lambda: shutil.which("cc") is not None, "apt install gcc libc6-dev"),
     "slurm": (lambda: _has_commands("slurmctld", "slurmd", "srun", "munged"), "as root: slurm/devcluster/install"),
     "namespaces": (_has_namespaces, "root, outside of a user namespace"),
     "envpool": (_package("envpool"), "pip install 'clusterenv_hpc[envpool]'"),

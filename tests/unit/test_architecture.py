@@ -104,7 +104,8 @@ def test_the_core_knows_only_slurms_environment_of_jobs() -> None:
         for one in ALL
         if one.target_room == "jobs"
         and (own := layer(one.room)) is not None
-        and (own == 0 or (own < 3 and not one.target.startswith("clusterenv_hpc.jobs.environment.")))
+        and own < 3
+        and not one.target.startswith("clusterenv_hpc.jobs.environment.")
     ]
     assert wrong == []
 
