@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from .comm.channel import Backoff, ClusterError
 from .comm.codec import EncodeError, decode, encode
 from .comm.messages import Command
-from .comm.world import Ending, default_backoff
+from .comm.world import Ending, default_backoff, release_world
 from .crew import Crew
 from .detach import Detached
 from .envs.build import EnvSource, Wrapper
@@ -131,8 +131,9 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         self.is_learner = channel is not None and channel.rank == 0
         if channel is None or channel.rank:
             self.closed = True
-            serve(channel, group, settings, policy, rule, backoff, learner_timeout)
+            serve(channel, group, comm, settings, policy, rule, backoff, learner_timeout)
             return
+        self._comm, self._exit_workers = comm, exit_workers
         self._seed, self._was_reset, self._sequence = seed, False, 0
         self._crew = crew = Crew(channel, self.stats, timeout, backoff or default_backoff(channel))
         self._ending = Ending(channel, "learner", self._leave) if channel.transport != "local" else None
@@ -190,7 +191,11 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             self._crew.abandon()
         else:
             self._stop()
-            self._crew.close(kwargs)
+            leave = not self._exit_workers and self._ending is not None
+            self._crew.close(kwargs, leave)
+            if leave and self._ending is not None:  # the script goes on everywhere, and may build the next one
+                self._ending.withdraw()
+                release_world(self._comm)
 
     def abort(self) -> None:
         """After a failure: send the workers home at once, and end the job if one does not go."""
@@ -241,6 +246,8 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         mask = None
         if options is not None and "reset_mask" in options:
             mask = _checked_mask(options.pop("reset_mask"), self.num_envs)
+            if not self._was_reset:
+                raise ValueError("`options['reset_mask']` needs a reset of all environments before")
         encode(options, "options")  # names what cannot be sent, before anything is
         self._sequence += 1
         for peer in self._crew.active:
@@ -260,6 +267,8 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             return [None] * self.num_envs
         if isinstance(seed, (int, np.integer)):
             return [int(seed) + i for i in range(self.num_envs)]
+        if self.backend != "sync":
+            raise ValueError(f"backend={self.backend} takes one seed for all environments, got {seed!r}")
         if len(seed) != self.num_envs:
             raise ValueError(
                 f"If seeds are passed as a list the length must match num_envs={self.num_envs} "

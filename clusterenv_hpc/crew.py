@@ -234,13 +234,19 @@ class Crew:
 
     # -- ending ------------------------------------------------------------------------------------------------------
 
-    def close(self, kwargs: dict[str, Any]) -> None:
-        """Have every worker close its environments with ``kwargs``."""
+    def close(self, kwargs: dict[str, Any], leave: bool) -> None:
+        """Have every worker close its environments with ``kwargs``; where they ``leave`` then, see them off."""
         self.ask(self.peers, Command.CLOSE, [encode(kwargs)] * len(self.peers), "closing the environments", CLOSE_S)
         for peer in self.peers:
             peer.free()
+        if leave:
+            self.wait(self._all_left, lambda: self.silence(self.peers, "leaving"), CLOSE_S)
         if self.channel.transport == "local":
             self.channel.close()
+
+    def _all_left(self) -> bool:
+        self.listen()
+        return {peer.rank for peer in self.peers} <= self._left
 
     def abandon(self) -> None:
         """Nothing is asked of the workers any more: those of this process end now, others when they are dismissed."""

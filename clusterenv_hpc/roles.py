@@ -12,11 +12,13 @@ from .comm.channel import Backoff, Channel, HandshakeError
 from .comm.local import LocalHub
 from .comm.world import (
     Ending,
+    claim_world,
     default_backoff,
     ignore_interrupts,
     in_mpi_world,
     open_groups,
     open_mpi_channel,
+    release_world,
     world_size,
 )
 from .envs.build import make_env
@@ -43,6 +45,8 @@ def open_channel(
     problem = world_problem(size, os.environ) if comm is None else None
     if problem is not None:
         raise HandshakeError(problem)
+    if size > 1:
+        claim_world(comm)
     if env_ranks > 1:
         channel, inner = open_groups(comm, env_ranks, survive)
         if inner is not None:
@@ -73,6 +77,7 @@ def local_channel(
 def serve(
     channel: Channel | None,
     group: Group | None,
+    comm: Any,
     settings: WorkerSettings,
     policy: torch.nn.Module | None,
     rule: SyncRule | None,
@@ -94,4 +99,5 @@ def serve(
     ending.withdraw()
     if not settings.leave_on_close:
         raise SystemExit(0)
+    release_world(comm)
     heed_interrupts()

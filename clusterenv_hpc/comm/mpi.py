@@ -149,6 +149,31 @@ class MpiChannel(Channel):
         self._reap()
 
 
+_CLAIMED = MPI.Comm.Create_keyval()
+
+
+def claim(comm: Any) -> None:
+    """Note on ``comm`` that its ranks serve.
+
+    Raises:
+        ClusterError: they do already, so that nobody would come to another start.
+    """
+    comm = MPI.COMM_WORLD if comm is None else comm
+    if comm.Get_attr(_CLAIMED):
+        raise ClusterError(
+            "a second ClusterEnv, but the ranks of this communicator still serve the first: give the first one "
+            "exit_workers=False and close it before; or keep the second one in this process, with comm=MPI.COMM_SELF"
+        )
+    comm.Set_attr(_CLAIMED, True)
+
+
+def release(comm: Any) -> None:
+    """The ranks of ``comm`` go on with the script, and may serve again."""
+    comm = MPI.COMM_WORLD if comm is None else comm
+    if comm.Get_attr(_CLAIMED):
+        comm.Delete_attr(_CLAIMED)
+
+
 def split(comm: Any, group_size: int) -> tuple[Any, Any]:
     """Deal the ranks behind rank 0 out into groups of ``group_size``.  Collective over ``comm``.
 

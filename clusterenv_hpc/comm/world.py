@@ -38,6 +38,20 @@ def world_size(comm: Any) -> int:
     return int((MPI.COMM_WORLD if comm is None else comm).Get_size())
 
 
+def claim_world(comm: Any) -> None:
+    """See ``mpi.claim``."""
+    from .mpi import claim
+
+    claim(comm)
+
+
+def release_world(comm: Any) -> None:
+    """See ``mpi.release``."""
+    from .mpi import release
+
+    release(comm)
+
+
 def default_backoff(channel: Channel) -> Backoff:
     """How to wait on ``channel``: where ranks share cores, the one that has work needs them sooner."""
     return Backoff(spin_s=20e-6 if channel.oversubscribed else 100e-6)

@@ -106,3 +106,40 @@ def test_a_wrong_number_of_workers_is_told_once(mpiexec: Callable[..., Any]) -> 
     assert ran.returncode != 0 and ran.stdout == ""
     message = "num_workers=4, but the job has 3 ranks: one learner and 2 workers"
     assert message in ran.stderr and "start 5 ranks, or leave num_workers out" in ran.stderr
+
+
+def test_a_second_cluster_is_refused_or_kept_in_this_process(mpiexec: Callable[..., Any]) -> None:
+    ran = mpiexec(
+        3,
+        """
+        from mpi4py import MPI
+        import clusterenv_hpc as ce
+        with ce.ClusterEnv("CartPole-v1", num_envs=2) as envs:
+            envs.reset(seed=0)
+            with ce.ClusterEnv("CartPole-v1", num_envs=3, comm=MPI.COMM_SELF) as here:
+                print(here.transport, here.reset(seed=0)[0].shape)
+            ce.ClusterEnv("CartPole-v1", num_envs=2)
+        """,
+    )
+    assert ran.stdout == "local (3, 4)\n" and ran.returncode != 0
+    (message,) = (line for line in ran.stderr.splitlines() if "clusterenv-hpc" in line)
+    assert "a second ClusterEnv" in message and "exit_workers=False" in message and "COMM_SELF" in message
+
+
+def test_clusters_one_after_the_other(mpiexec: Callable[..., Any]) -> None:
+    """And an error that nobody catches still ends all ranks, after any number of them."""
+    ran = mpiexec(
+        3,
+        """
+        import clusterenv_hpc as ce
+        for size in (2, 5, 1):
+            envs = ce.ClusterEnv("CartPole-v1", num_envs=size, exit_workers=False)
+            if envs.is_learner:
+                with envs:
+                    print(envs.reset(seed=0)[0].shape, flush=True)
+        with ce.ClusterEnv("CartPole-v1", num_envs=2) as envs:
+            raise KeyError("on purpose")
+        """,
+    )
+    assert ran.stdout.splitlines() == ["(2, 4)", "(5, 4)", "(1, 4)"] and ran.returncode != 0
+    assert ran.stderr.count("clusterenv-hpc:") == 1 and "KeyError: 'on purpose'" in ran.stderr

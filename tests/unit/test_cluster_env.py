@@ -229,6 +229,20 @@ def test_the_first_reset_without_a_seed_uses_the_constructors() -> None:
         assert_same(envs.reset(seed=4), reference.reset(seed=4))
 
 
+def test_a_masked_reset_needs_a_whole_one_before() -> None:
+    with ClusterEnv(toy.Walk, 3, num_workers=2) as envs:
+        with pytest.raises(ValueError, match="needs a reset of all environments before"):
+            envs.reset(options={"reset_mask": np.array([True, False, False])})
+        envs.reset(seed=0)
+
+
+def test_vector_backends_take_one_seed() -> None:
+    with ClusterEnv("CartPole-v1", 2, backend="vector") as envs:
+        with pytest.raises(ValueError, match="backend=vector takes one seed for all environments"):
+            envs.reset(seed=[1, 2])
+        envs.reset(seed=1)
+
+
 def test_numpy_seeds() -> None:
     reference = sync_reference(toy.Walk, 3)
     with ClusterEnv(toy.Walk, 3, num_workers=2) as envs:
