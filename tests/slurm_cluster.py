@@ -114,17 +114,18 @@ class Cluster:
 
     def wait(self, job: str, timeout_s: float = 90.0) -> JobInfo:
         """Waits for the job's end, over requeues; what Slurm says of it then."""
-        deadline = time.monotonic() + timeout_s
+        deadline, freed = time.monotonic() + timeout_s, set[int | None]()
         while (info := slurm.look(job)).active:
-            if info.state == "PENDING" and info.reason == "BeginTime":
-                self.start_now(job)
+            if info.state == "PENDING" and info.reason == "BeginTime" and info.restarts not in freed:
+                freed.add(info.restarts)
+                self.start_soon(job)
             assert time.monotonic() < deadline, f"job {job} is still {info} after {timeout_s} s\n{self.output(info)}"
             time.sleep(0.3)
         return info
 
-    def start_now(self, job: str) -> None:
-        """Spares a requeued job its two minutes."""
-        subprocess.run(["scontrol", "update", f"jobid={job}", "StartTime=now"], capture_output=True, timeout=20)
+    def start_soon(self, job: str) -> None:
+        """Spares a requeued job its two minutes; within the same second Slurm would not start it again, but end it."""
+        subprocess.run(["scontrol", "update", f"jobid={job}", "StartTime=now+3"], capture_output=True, timeout=20)
 
     def completed(self, submitted: Submitted, timeout_s: float = 90.0) -> Submitted:
         """The same, once its job has ended well and its run has come to its end."""

@@ -29,7 +29,7 @@ def check_whole(run: Submitted, total_steps: int) -> None:
 def limited(session_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Submitted]:
     """A job with more work than its one minute allows, beside the other tests; on node1, where nobody preempts it."""
     folder = tmp_path_factory.mktemp("limited")
-    words = ("total_steps=9000", "slurm.ntasks=2", "slurm.time=1", "slurm.signal_lead_s=20", "slurm.nodelist=node1")
+    words = ("total_steps=9000", "slurm.ntasks=2", "slurm.time=1", "slurm.signal_lead_s=10", "slurm.nodelist=node1")
     yield session_cluster.submit(*SLOW, *words, "name=limited", cwd=folder)
 
 
@@ -38,16 +38,9 @@ def test_a_preempted_job_goes_on(cluster, limited, tmp_path):
     words = ("slurm.ntasks=2", "slurm.time=10:00", "slurm.nodelist=node3")
     run = cluster.submit(*SLOW, "total_steps=3000", *words, cwd=tmp_path)
     under_way(run)
-    urgent = cluster.sbatch(
-        "--partition=urgent",
-        "--nodelist=node3",
-        "--ntasks=4",
-        "--time=2",
-        "--output=/dev/null",
-        "--wrap=sleep 1",
-        cwd=tmp_path,
-    )
-    until(lambda: slurm.look(run.job).restarts == 1, run.printed)
+    whole_node = ("--partition=urgent", "--nodelist=node3", "--nodes=1", "--ntasks=4", "--time=2")
+    urgent = cluster.sbatch(*whole_node, "--output=/dev/null", "--wrap=sleep 1", cwd=tmp_path)
+    until(lambda: slurm.look(run.job).restarts == 1, lambda: run.printed)
     assert cluster.wait(urgent).state == "COMPLETED"
     assert "stopped by SIGUSR2" in run.log or "stopped by SIGTERM" in run.log
     check_whole(cluster.completed(run), 3000)

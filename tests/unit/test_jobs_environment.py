@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from clusterenv_hpc.jobs.environment import (
@@ -211,11 +213,19 @@ def test_outside_of_a_job_sbatchs_own_variables_are_a_users():
 
 def test_shared_memory_of_an_earlier_life_is_removed_and_no_other(tmp_path):
     # Names that MPICH 5.0 was seen to give: the job's and step's number, hashed, and the node's.
-    mine = {"PMI_JOBID": "56022980.0", "SLURM_LOCALID": "0", "SLURM_NODEID": "1"}
-    for name in ("mpich_shm_492fd20f_0", "mpich_shm_492fd20f_1", "mpich_shm_482fd07c_1"):
+    first = {"PMI_JOBID": "56022980.0", "SLURM_LOCALID": "0", "SLURM_NODEID": "1", "SLURM_RESTART_COUNT": "2"}
+    other = {**first, "SLURM_LOCALID": "1"}
+    names = ["mpich_shm_482fd07c_1", "mpich_shm_492fd20f_0", "mpich_shm_492fd20f_1"]
+    for name in names:
         (tmp_path / name).touch()
-    assert clear_leftovers({**mine, "SLURM_LOCALID": "1"}, tmp_path) == []
-    assert clear_leftovers({**mine, "PMI_JOBID": "../x"}, tmp_path) == [] and clear_leftovers({}, tmp_path) == []
-    assert clear_leftovers(mine, tmp_path) == [tmp_path / "mpich_shm_492fd20f_1"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["mpich_shm_482fd07c_1", "mpich_shm_492fd20f_0"]
-    assert clear_leftovers(mine, tmp_path) == []
+    for environ in ({}, {**first, "PMI_JOBID": "../x"}, {**first, "SLURM_RESTART_COUNT": "0"}):
+        assert clear_leftovers(environ, tmp_path) == []
+    began = time.monotonic()
+    assert clear_leftovers(other, tmp_path, wait_s=0.2) == [] and time.monotonic() - began >= 0.2
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+    assert clear_leftovers(first, tmp_path) == [tmp_path / names[2]]
+    assert sorted(path.name for path in tmp_path.glob("mpich*")) == names[:2]
+    clear_leftovers(other, tmp_path, wait_s=60.0)  # does not wait: the first task has been here
+    assert time.monotonic() - began < 30
+    assert clear_leftovers({**first, "SLURM_RESTART_COUNT": "3"}, tmp_path) == []
+    assert len(list(tmp_path.glob("clusterenv-hpc-*"))) == 1, "the note of the life before is gone"
