@@ -60,7 +60,8 @@ class Acting:
         self._sequence = 0
         self._slots: dict[int, tuple[RolloutShape, list[Slot]]] = {}
         self._waited_s = 0.0
-        self._last_sign = time.monotonic()
+        # Often enough for the learner's patience too, which is as long.
+        self._last_sign, self._alive_every_s = time.monotonic(), min(ALIVE_EVERY_S, timeout_s / 4)
 
     # -- synchronization ---------------------------------------------------------------------------------------------
 
@@ -157,7 +158,7 @@ class Acting:
     def _look_up(self) -> None:
         """Between two steps of a long rollout: let messages move, and say that this rank is alive."""
         self._channel.progress()
-        if time.monotonic() - self._last_sign > ALIVE_EVERY_S:
+        if time.monotonic() - self._last_sign > self._alive_every_s:
             self._last_sign = time.monotonic()
             self._channel.send_note(0, Tag.REPORT, note(Report.ALIVE))
 
