@@ -351,6 +351,24 @@ def test_a_worker_that_is_killed(fail: Fail, mpi: str) -> None:
     assert len(OURS.findall(failure.stderr)) <= 1
 
 
+def test_a_worker_that_is_slow_is_not_taken_for_dead(mpiexec: Callable[..., Any]) -> None:
+    """Each rollout takes longer than ``timeout``, and no step does."""
+    ran = mpiexec(
+        2,
+        HEAD
+        + textwrap.dedent(
+            """
+            with ce.ClusterEnv(toy.Slow, 1, policy=policy(), env_kwargs={"delay_s": 0.25}, timeout=2.0) as envs:
+                print("rollout", envs.rollout(14).num_steps)
+                for batch in envs.rollouts(14):
+                    print("stream", batch.num_steps)
+                    break
+            """
+        ),
+    ).check()
+    assert "rollout 14" in ran.stdout and "stream 14" in ran.stdout and not OURS.findall(ran.stderr)
+
+
 def test_a_learner_that_falls_silent(fail: Fail) -> None:
     fail(
         """
