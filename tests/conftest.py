@@ -71,6 +71,7 @@ NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
     "mujoco": (_package("mujoco"), "pip install 'clusterenv_hpc[mujoco]'"),
     "atari": (_package("ale_py"), "pip install 'clusterenv_hpc[atari]'"),
     "minigrid": (_package("minigrid"), "pip install 'clusterenv_hpc[minigrid]'"),
+    "video": (_package("imageio_ffmpeg"), "pip install 'clusterenv_hpc[video]'"),
     "notebook": (_package("nbclient"), "pip install 'clusterenv_hpc[notebook]'"),
 }
 _met: dict[str, bool] = {}

@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -23,6 +24,7 @@ from clusterenv_hpc.run.checkpoint import CheckpointStore
 from clusterenv_hpc.run.config import ConfigError, load, with_values
 from clusterenv_hpc.run.run_dir import find
 from clusterenv_hpc.run.schema import EnvConfig, EvalConfig
+from clusterenv_hpc.run.video import check_path, record
 from clusterenv_hpc.run.tasks import tasks_of
 
 SLOTS = 32
@@ -176,13 +178,16 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="clusterenv-hpc eval",
         description="Play whole episodes with the newest checkpoint of a run; one episode for each seed.",
-        epilog="Example: clusterenv-hpc eval lunarlander episodes=20",
+        epilog="Example: clusterenv-hpc eval lunarlander episodes=20 video=lander.gif",
     )
     parser.add_argument(
         "run", metavar="RUN", help="a run's directory, its name below runs/ or the start of it, or latest"
     )
     parser.add_argument(
-        "settings", nargs="*", metavar="KEY=VALUE", help="episodes=, seed=, max_steps=; see train --help"
+        "settings",
+        nargs="*",
+        metavar="KEY=VALUE",
+        help="episodes=, seed=, max_steps=, see train --help; video=NAME.gif or NAME.mp4: a film of the first episode",
     )
     parser.add_argument(
         "--sampled", action="store_true", help="draw actions from the policy, rather than take its mode"
@@ -190,7 +195,10 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print the result as one line of JSON")
     args = parser.parse_args(argv)
     run = find(args.run)
-    settings = [setting if setting.startswith("eval.") else f"eval.{setting}" for setting in args.settings]
+    films = [Path(word.removeprefix("video=")).expanduser() for word in args.settings if word.startswith("video=")]
+    for film in films:
+        check_path(film)
+    settings = [word if word.startswith("eval.") else f"eval.{word}" for word in args.settings if "video=" not in word]
     config = with_values(load(run.config), settings)
     config.eval.sampled |= args.sampled
     if config.eval.episodes == 0:
@@ -209,4 +217,7 @@ def main(argv: list[str]) -> int:
         print(json.dumps({"run": str(run.path), "checkpoint": loaded.path.name, **result.as_dict()}))
     else:
         print(f"{run.path} ({loaded.path.stem}, {config.env.id}): {result.describe(config.eval.sampled)}")
+    for film in films:
+        told = record(policy, config.env, config.eval, film).describe(config.eval.seed)
+        print(told, file=sys.stderr if args.json else sys.stdout)
     return 0
