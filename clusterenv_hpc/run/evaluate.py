@@ -24,8 +24,8 @@ from clusterenv_hpc.run.checkpoint import CheckpointStore
 from clusterenv_hpc.run.config import ConfigError, load, with_values
 from clusterenv_hpc.run.run_dir import find
 from clusterenv_hpc.run.schema import EnvConfig, EvalConfig
-from clusterenv_hpc.run.video import check_path, record
 from clusterenv_hpc.run.tasks import tasks_of
+from clusterenv_hpc.run.video import check_path, record
 
 SLOTS = 32
 """Environments stepped side by side, to share the policy's forward passes."""
@@ -198,7 +198,7 @@ def main(argv: list[str]) -> int:
     films = [Path(word.removeprefix("video=")).expanduser() for word in args.settings if word.startswith("video=")]
     for film in films:
         check_path(film)
-    settings = [word if word.startswith("eval.") else f"eval.{word}" for word in args.settings if "video=" not in word]
+    settings = [word if word.startswith("eval.") else f"eval.{word}" for word in args.settings if word[:6] != "video="]
     config = with_values(load(run.config), settings)
     config.eval.sampled |= args.sampled
     if config.eval.episodes == 0:
