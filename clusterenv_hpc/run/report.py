@@ -114,7 +114,11 @@ def ending(
         target = config.env.target_return
         verdict = "" if target is None else f"; solved from {target:g} on: {'yes' if result.mean >= target else 'no'}"
         lines.append(f"  {result.describe(config.eval.sampled and exit_reason != 'solved')}{verdict}")
-    more = f" total_steps={2 * config.total_steps}" if exit_reason in ("completed", "solved") else ""
+    elif exit_reason == "completed" and config.eval.episodes:
+        lines.append(f"  the evaluation was broken off; clusterenv-hpc eval {run.path} plays it again")
+    more = f" total_steps={2 * config.total_steps}" if exit_reason == "completed" else ""
+    if exit_reason == "solved":  # else it would end again after one update
+        more = " stop.at_return=null"
     lines += [
         f"run:     {run.path.resolve()}",
         f"plot:    clusterenv-hpc plot {run.path}",

@@ -104,11 +104,31 @@ def test_a_run_is_not_overwritten(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(capsys.readouterr().err.splitlines()) == 2  # the first run's opening line, and this refusal
 
 
-def test_a_task_that_is_solved_ends_early_where_that_is_asked_for() -> None:
+def test_a_task_that_is_solved_ends_early_where_that_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert train("stop.at_return=12", "log.window=5", "run_dir=a", "total_steps=100000", "eval.episodes=5") == 0
     told = summary("a")
     assert told["exit_reason"] == "solved" and told["env_steps"] < 50_000
     assert told["return_mean"] >= 12 and told["eval_return_mean"] >= 12
+    # What it says of going on does go on.
+    assert "train run_dir=a resume=true stop.at_return=null\n" in capsys.readouterr().out
+    goes_on = ["stop.at_return=null", f"total_steps={told['env_steps'] + 500}"]
+    assert cli.main(["train", "run_dir=a", "resume=true", *goes_on]) == 0
+    assert summary("a")["env_steps"] == told["env_steps"] + 500
+
+
+def test_an_evaluation_that_a_signal_breaks_off_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import clusterenv_hpc.run.train as module
+
+    def interrupted(*args: Any, stop: Any, **kwargs: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop()
+
+    monkeypatch.setattr(module, "evaluate", interrupted)
+    assert train("run_dir=a") == 0  # the training itself is complete and saved
+    assert "the evaluation was broken off; clusterenv-hpc eval a plays it again" in capsys.readouterr().out
+    assert summary("a")["exit_reason"] == "completed" and "eval_return_mean" not in summary("a")
 
 
 def test_a_return_that_greedy_episodes_do_not_confirm_ends_nothing() -> None:
