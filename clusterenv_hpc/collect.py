@@ -380,7 +380,8 @@ def _squares(array: NDArray[Any]) -> Any:
 class ProbeStates:
     """The probe states of the last few rollouts, kept until the learner's answer comes."""
 
-    KEEP = 4
+    KEEP = 5
+    """The one a probe speaks of, two behind it that the learner has not looked at, and two that it has not taken."""
 
     def __init__(self) -> None:
         self._kept: dict[int, Any] = {}
