@@ -53,6 +53,7 @@ class Command(IntEnum):
     RESTORE = 11
     CLOSE = 12  # close the environments
     LEAVE = 13  # end the process
+    EVALUATE = 14  # to the rank set aside for that: play whole episodes with these weights
 
 
 class Report(IntEnum):

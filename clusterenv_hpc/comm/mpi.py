@@ -174,6 +174,17 @@ def release(comm: Any) -> None:
         comm.Delete_attr(_CLAIMED)
 
 
+def set_aside(comm: Any) -> tuple[Any, Any]:
+    """Take the last rank out.  Collective over ``comm``.
+
+    Returns ``(the communicator of all others, one of rank 0 and the last)``; None for what this rank is not part of.
+    """
+    rank, last = comm.Get_rank(), comm.Get_size() - 1
+    others = comm.Split(MPI.UNDEFINED if rank == last else 0, rank)
+    pair = comm.Split(0 if rank in (0, last) else MPI.UNDEFINED, rank)
+    return (None if rank == last else others), (pair if rank in (0, last) else None)
+
+
 def split(comm: Any, group_size: int) -> tuple[Any, Any]:
     """Deal the ranks behind rank 0 out into groups of ``group_size``.  Collective over ``comm``.
 

@@ -80,6 +80,19 @@ def open_groups(comm: Any, group_size: int, survive: bool = False) -> tuple[Chan
     return channel, None if inner is None else (inner, MpiChannel(inner, world))
 
 
+def set_aside(comm: Any) -> tuple[Any, Channel | None]:
+    """Take the last rank of ``comm`` out of the training.  Collective.
+
+    Returns ``(the communicator of all others, None on the last rank; a channel between rank 0 and the last, None
+    elsewhere)``.
+    """
+    from .mpi import MpiChannel
+    from .mpi import set_aside as split_off
+
+    others, pair = split_off(comm)
+    return others, None if pair is None else MpiChannel(pair, comm)
+
+
 def _channel(survive: bool) -> Callable[..., Channel]:
     if survive:
         from .ulfm import UlfmChannel

@@ -242,7 +242,7 @@ def launch(
         for words, directory in zip(lists, directories, strict=True)
     ]
     try:
-        executor = _executor(config, cluster, directories, configs[0].worker_count)
+        executor = _executor(config, cluster, directories, configs[0].other_ranks)
         with _clean_environment(), executor.batch() if several else contextlib.nullcontext():
             jobs = [executor.submit(task) for task in tasks]
     except BaseException as error:

@@ -75,11 +75,13 @@ def _words(overrides: Sequence[str], directory: Path) -> tuple[str, ...]:
 
 def _checked(config: Any) -> Any:
     """``config``, if what it says of its workers fits the job."""
-    ranks = config.slurm.ranks(config.worker_count)
-    if config.workers is not None and config.workers != ranks - 1:
+    ranks = config.slurm.ranks(config.other_ranks)
+    workers = ranks - 1 - config.eval_workers
+    if config.workers is not None and config.workers != workers:
+        evaluator = ", one evaluator" if config.eval_workers else ""
         raise SlurmConfigError(
-            f"workers={config.workers}: the job has {ranks} ranks, one learner and {ranks - 1} workers; "
-            f"allowed: workers={ranks - 1}, or leave it out"
+            f"workers={config.workers}: the job has {ranks} ranks, one learner{evaluator} and {workers} workers; "
+            f"allowed: workers={workers}, or leave it out"
         )
     return config
 
@@ -110,11 +112,11 @@ class _Single:
     def script(self, directory: Path) -> str:
         words = _words(self.overrides, directory)
         run = Run(directory.name, directory, words)
-        return render(self.config.slurm, run, self.launch, python=sys.executable, workers=self.config.worker_count)
+        return render(self.config.slurm, run, self.launch, python=sys.executable, workers=self.config.other_ranks)
 
     def submitted(self, directory: Path, number: str) -> None:
         record.remember(directory, number)
-        print(f"job {number}: {self.config.slurm.ranks(self.config.worker_count)} ranks")
+        print(f"job {number}: {self.config.slurm.ranks(self.config.other_ranks)} ranks")
         print(f"run:    {directory}")
         print(f"watch:  clusterenv-hpc watch {number}")
 
@@ -135,7 +137,7 @@ class _Array:
         first = self.configs[0]
         if any(config.slurm != first.slurm for config in self.configs):
             raise SlurmConfigError("-m: slurm keys cannot vary within one job array; submit twice instead")
-        if any(config.worker_count != first.worker_count for config in self.configs) and not first.slurm.ntasks:
+        if any(config.other_ranks != first.other_ranks for config in self.configs) and not first.slurm.ntasks:
             raise SlurmConfigError("-m: workers cannot vary within one job array; submit twice instead")
         self.launch = choose_launch(first.slurm)
 
@@ -168,7 +170,7 @@ class _Array:
         config = self.configs[0]
         return render_array(
             config.slurm, directory.name, directory, self.runs(directory), self.launch,
-            python=sys.executable, workers=config.worker_count,
+            python=sys.executable, workers=config.other_ranks,
         )  # fmt: skip
 
     def submitted(self, directory: Path, number: str) -> None:

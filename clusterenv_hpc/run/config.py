@@ -152,6 +152,10 @@ def check(config: Config, *, check_env: bool = True) -> Config:
         if value is not None and (not value.strip() or (name == "name" and ("/" in value or value in {".", ".."}))):
             raise ConfigError(f"{name}={value!r}: allowed: a {'path' if name == 'run_dir' else 'name without /'}")
     check_slurm(config.slurm)
+    if config.eval_workers and config.workers == 0:
+        raise ConfigError("eval_workers=1: needs a rank of its own; allowed: workers >= 1")
+    if config.eval_workers and not config.eval.episodes:
+        raise ConfigError("eval_workers=1: eval.episodes=0 leaves it nothing to do; allowed: eval.episodes >= 1")
     if config.workers is not None and len(config.env.delay.values) not in (0, config.worker_count):
         count = len(config.env.delay.values)
         raise ConfigError(f"env.delay.values: {count} values; allowed: one for each of {config.worker_count} workers")

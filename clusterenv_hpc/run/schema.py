@@ -239,6 +239,9 @@ class Config:
     workers: int | None = key(
         None, "worker ranks; 0: all in one process; null: 2, or under srun or mpiexec all ranks but the learner's", ge=0
     )
+    eval_workers: int = key(
+        0, "ranks set aside to evaluate the newest policy all the time, so that the learner need not", ge=0, le=1
+    )
     envs_per_worker: int = key(16, "environments of each worker", ge=1)
     logical_workers: int = key(2, "with workers=0: as how many workers the one process acts", ge=1)
     total_steps: int = key(1_000_000, "environment steps of the run (steps that only reset are not counted)", ge=1)
@@ -267,6 +270,11 @@ class Config:
         if self.workers is None:
             return DEFAULT_WORKERS
         return self.workers or self.logical_workers
+
+    @property
+    def other_ranks(self) -> int:
+        """Ranks beside the learner's."""
+        return self.worker_count + self.eval_workers
 
     @property
     def num_envs(self) -> int:

@@ -49,7 +49,7 @@ def main(argv: list[str]) -> int:
             return learn(config, run)
         told = [word for word in overrides if not word.startswith(("run_dir=", "workers="))]
         ranks_argv = ["train", *told, f"workers={workers}", f"run_dir={quoted(str(run.path))}"]
-        return launch_ranks(ranks_argv, workers, str(run.path))
+        return launch_ranks(ranks_argv, config.other_ranks, str(run.path))
     finally:
         run.release_if_empty()
 
@@ -71,10 +71,18 @@ def start_rank(overrides: Sequence[str], show: bool = False) -> int:
             if rank == 0:
                 print(to_yaml(config), end="", flush=True)
             return 0
+        from clusterenv_hpc.comm.world import set_aside
+
+        training, aside = set_aside(comm) if config.eval_workers else (comm, None)
+        if training is None:
+            from clusterenv_hpc.run.evaluator import serve_evaluations
+
+            assert aside is not None
+            return serve_evaluations(config, aside)
         if rank != 0:
             from clusterenv_hpc.run.train import work
 
-            return work(config, comm)
+            return work(config, training)
         run = claim(config)
     except Exception as error:
         return give_up(error, comm)
@@ -82,19 +90,23 @@ def start_rank(overrides: Sequence[str], show: bool = False) -> int:
 
     config = dataclasses.replace(config, run_dir=str(run.path), name=run.path.name)
     try:
-        return learn(config, run, comm if size > 1 else None)
+        return learn(config, run, training if size > 1 else None, aside)
     finally:
         run.release_if_empty()
 
 
 def workers_here(config: Config, size: int) -> int:
     """Worker ranks in a world of ``size``.  Raises ConfigError where another number was asked for."""
-    if config.workers is not None and config.workers != size - 1 and not (config.resume and size > 1):
+    workers = size - 1 - config.eval_workers
+    if config.eval_workers and workers < 1:
+        raise ConfigError(f"eval_workers=1: the launcher has started {size} ranks; allowed: at least 3 ranks")
+    if config.workers is not None and config.workers != workers and not (config.resume and size > 1):
+        evaluator = ", one evaluator" if config.eval_workers else ""
         raise ConfigError(
-            f"workers={config.workers}: the launcher has started {size} ranks, one learner and {size - 1} workers; "
-            f"allowed: workers={size - 1}, or leave it out, or start {config.workers + 1} ranks"
+            f"workers={config.workers}: the launcher has started {size} ranks, one learner{evaluator} and {workers} "
+            f"workers; allowed: workers={workers}, or leave it out, or start {config.other_ranks + 1} ranks"
         )
-    return size - 1
+    return workers
 
 
 def give_up(error: Exception, comm: Any) -> int:

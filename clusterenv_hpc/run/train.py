@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from clusterenv_hpc.cluster_env import ClusterEnv
-from clusterenv_hpc.comm.channel import ClusterError, SilenceError
+from clusterenv_hpc.comm.channel import Channel, ClusterError, SilenceError
 from clusterenv_hpc.jobs.record import remember
 from clusterenv_hpc.jobs.signals import JobSignals
 from clusterenv_hpc.run.build import (
@@ -39,6 +39,7 @@ from clusterenv_hpc.run.checkpoint import CheckpointStore, Loaded
 from clusterenv_hpc.run.config import config_hash, to_yaml
 from clusterenv_hpc.run.errors import describe, exit_code, wants_traceback
 from clusterenv_hpc.run.evaluate import Evaluation, evaluate
+from clusterenv_hpc.run.evaluator import Evaluating
 from clusterenv_hpc.run.interrupt import EXIT_CODES, Interrupted, StopSignals, ignore_stop_signals
 from clusterenv_hpc.run.metrics import MetricsWriter, RunLog, write_json
 from clusterenv_hpc.run.progress import Progress, make_progress
@@ -103,16 +104,19 @@ def work(config: Config, comm: Any) -> int:
     return 1
 
 
-def learn(config: Config, run: RunDir, comm: Any = None) -> int:
+def learn(config: Config, run: RunDir, comm: Any = None, aside: Channel | None = None) -> int:
     """The learner's life.  Returns the exit code; what goes wrong is told in one line, and ends every rank.
 
     Args:
         config: with ``workers`` as they are: the ranks beside this one, or 0.
         run: where to write.
         comm: an mpi4py communicator where there are worker ranks.
+        aside: to the rank that evaluates, where there is one.
     """
     with StopSignals(config.slurm.signal).listening() as stop:
         learner = kind_of_run(config)(config, run, comm, stop)
+        if aside is not None:
+            learner.evaluating = Evaluating(aside, config.eval.sampled)
         try:
             return learner.run()
         except (Exception, Interrupted) as error:
@@ -129,6 +133,9 @@ def learn(config: Config, run: RunDir, comm: Any = None) -> int:
             elif comm is not None:
                 comm.Abort(code)
             return code
+        finally:
+            if learner.evaluating is not None:
+                learner.evaluating.leave()
 
 
 def kind_of_run(config: Config) -> type[LearnerRun]:
@@ -151,6 +158,7 @@ class LearnerRun:
         self.store = CheckpointStore(run.checkpoints, config.checkpoint.keep)
         self.envs: Any = None  # a ClusterEnv, or what else has the workers
         self.result: Evaluation | None = None
+        self.evaluating: Evaluating | None = None
         self.resumed_from: str | None = None
         self.exit_reason = "running"
         self.saved_at = -1
@@ -186,6 +194,8 @@ class LearnerRun:
                 self.save(metrics)
             self.progress.close()
             self.envs.close()
+            if self.evaluating is not None:
+                self.evaluating.leave()
             if self.exit_reason == "completed" and config.eval.episodes:
                 self.result = evaluate(self.policy, config.env, config.eval, stop=lambda: self.stop.reason is not None)
             self.write_summary()
@@ -299,6 +309,8 @@ class LearnerRun:
             self.update_s.append(time.perf_counter() - began)
             if record is None:
                 continue
+            if self.evaluating is not None:
+                record |= self.evaluating.exchange(self.policy, record["version"], tally.env_steps)
             metrics.write(record)
             self.progress.update(record)
             if time.monotonic() - last_save >= config.checkpoint.every_s:
@@ -314,7 +326,12 @@ class LearnerRun:
     def solved(self) -> bool:
         """Whether the recent returns pass ``stop.at_return`` and greedy episodes confirm it."""
         config, tally, target = self.config, self.tally, self.config.stop.at_return
-        if target is None or not tally.settled or tally.return_mean < target:
+        if target is None:
+            return False
+        if self.evaluating is not None:
+            if not self.evaluating.passed(target):
+                return False
+        elif not tally.settled or tally.return_mean < target:
             return False
         if not config.eval.episodes:
             return True
@@ -355,7 +372,8 @@ class LearnerRun:
     def write_summary(self) -> None:
         """summary.json, as things stand."""
         assert self.envs is not None
-        write_json(self.dir.summary, self.summary())
+        aside = {} if self.evaluating is None else self.evaluating.summary()
+        write_json(self.dir.summary, self.summary() | aside)
 
     def fail(self, line: str, error: BaseException) -> None:
         """Writes down why the run ends, as far as there is a run and that can be done."""
