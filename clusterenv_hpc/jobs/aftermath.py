@@ -20,6 +20,9 @@ from clusterenv_hpc.jobs.slurm import SlurmError, look, requeue
 FINAL = (0, 1, 2, REQUEUE_OFF, REQUEUE_FAILED, 130)
 """Exit codes that a run chose: it is over, was refused, has failed of itself, or was stopped."""
 
+OVER = ("completed", "solved")
+"""Exit reasons of a run that has come to its end."""
+
 LOST = "lost a rank"
 """How the exit reason of a run begins whose learner found a rank gone."""
 
@@ -33,6 +36,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--after", type=float, default=float("inf"), help="seconds since the ranks were started")
     args = parser.parse_args(argv)
     told = exit_reason(args.run_dir, args.after)
+    if args.code and told in OVER:
+        say(f"the run is over ({told}); that the ranks ended with exit code {args.code} afterwards does not matter")
+        return 0
     begun = bool(told) or any(args.run_dir.glob("checkpoints/*.pt"))
     if reason := why_not(args.code, told, args.max_restarts, begun):
         if args.code:

@@ -190,16 +190,26 @@ class _Script:
         words += ["-n", str(config.ranks(self.workers)), *config.srun_args]
         yield "# Slurm's signal would end the launcher: this shell takes it, and leaves the learner a notice."
         yield 'export CLUSTERENV_HPC_NOTICE="${TMPDIR:-/tmp}/clusterenv-hpc-$SLURM_JOB_ID.notice"'
-        yield 'rm -f "$CLUSTERENV_HPC_NOTICE"'
+        yield 'rm -f "$CLUSTERENV_HPC_NOTICE" "$CLUSTERENV_HPC_NOTICE.over"'
         yield f"trap 'echo {config.signal} >\"$CLUSTERENV_HPC_NOTICE\"' {config.signal}"
         if config.signal != "TERM":
             yield "trap : TERM"
         yield f'{_words(words)} "${{train[@]}}" &'
         yield "launcher=$!"
-        yield "while kill -0 $launcher 2>/dev/null; do wait $launcher; done # a signal ends the wait early"
+        if config.launcher == "ulfm":
+            yield "# After a rank's death this launcher may outlast the run: fifteen seconds after the learner it is ended."
+            yield "patience=15"
+            yield "while kill -0 $launcher 2>/dev/null; do"
+            yield "  sleep 1"
+            yield '  [ -e "$CLUSTERENV_HPC_NOTICE.over" ] || continue'
+            yield "  patience=$((patience - 1))"
+            yield "  [ $patience -gt 0 ] || kill -KILL $launcher"
+            yield "done"
+        else:
+            yield "while kill -0 $launcher 2>/dev/null; do wait $launcher; done # a signal ends the wait early"
         yield "wait $launcher"
         yield "code=$?"
-        yield 'rm -f "$CLUSTERENV_HPC_NOTICE"'
+        yield 'rm -f "$CLUSTERENV_HPC_NOTICE" "$CLUSTERENV_HPC_NOTICE.over"'
 
 
 def hydra_override(key: str, value: str) -> str:

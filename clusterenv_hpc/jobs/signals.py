@@ -15,6 +15,7 @@ In a training script of your own::
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import enum
 import os
@@ -65,6 +66,11 @@ class Departure:
     said: str
 
 
+def _touch(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.touch()
+
+
 class JobSignals:
     """The flags that signals, a notice or the clock have set.
 
@@ -97,6 +103,8 @@ class JobSignals:
         self._lead_s, self._requeue, self._say = lead_s, requeue, say
         notice = environ.get(NOTICE)
         self._notice = Path(notice) if notice else None
+        if self._notice is not None:
+            atexit.register(_touch, Path(f"{notice}.over"))  # tells the script that the learner has ended
         self._notice_at = self._asked_at = 0.0
         self._before: dict[int, object] = {}
         self.ask_end_time()

@@ -199,6 +199,18 @@ def test_slurms_signal_becomes_a_notice_where_the_launcher_would_die_of_it(tmp_p
     assert not list(tmp_path.glob("*.notice"))
 
 
+def test_a_launcher_that_outlasts_the_learner_is_ended(tmp_path):
+    text = render(make_config({"launcher": "ulfm", "ntasks": 2}), run_of("/r"), Launch(), python="true", workers=1)
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "mpiexec").write_text('#!/bin/sh\ntouch "$CLUSTERENV_HPC_NOTICE.over"; exec sleep 60\n')
+    (tools / "mpiexec").chmod(0o755)
+    text = text.replace('exec "$python" -m clusterenv_hpc.jobs.aftermath', "echo").replace("patience=15", "patience=1")
+    env = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "TMPDIR": str(tmp_path)}
+    done = subprocess.run(["bash"], input=text, env=env, capture_output=True, text=True, timeout=30, cwd=tmp_path)
+    assert done.stdout.split()[:2] == ["137", "/r"] and not list(tmp_path.glob("*.over"))
+
+
 def test_values_cannot_end_their_line():
     with pytest.raises(SlurmConfigError, match="control"):
         render(make_config(), run_of(words=("a=1\nrm -rf /",)), Launch(), python="python", workers=1)

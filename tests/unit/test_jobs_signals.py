@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -49,6 +51,13 @@ def test_a_notice_counts_as_the_signal_it_names(tmp_path):
     while not stop.look() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert stop.reason == "SIGUSR2"
+
+
+def test_the_learners_end_is_told_to_the_script(tmp_path):
+    program = "from clusterenv_hpc.jobs.signals import JobSignals; JobSignals()"
+    environ = {**os.environ, NOTICE: str(tmp_path / "notice")}
+    subprocess.run([sys.executable, "-c", program], env=environ, check=True, timeout=60)
+    assert [path.name for path in tmp_path.iterdir()] == ["notice.over"]
 
 
 def test_no_update_is_begun_that_cannot_end_before_the_signal():
@@ -197,6 +206,12 @@ def test_what_an_earlier_life_said_does_not_count(fake, monkeypatch, tmp_path):
     os.utime(tmp_path / "summary.json", (1, 1))
     after(monkeypatch, tmp_path, 137, "--after=60")
     assert fake.calls[-1] == "scontrol requeue 7"
+
+
+def test_a_run_that_is_over_is_a_success_however_its_ranks_ended(fake, monkeypatch, tmp_path):
+    fake.job("RUNNING")
+    summary(tmp_path, "completed")
+    assert after(monkeypatch, tmp_path, 137) == 0 and not fake.calls
 
 
 def test_ranks_that_never_began_are_not_started_over_and_over(fake, monkeypatch, tmp_path, capsys):
