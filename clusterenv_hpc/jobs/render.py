@@ -197,7 +197,7 @@ class _Script:
         yield f'{_words(words)} "${{train[@]}}" &'
         yield "launcher=$!"
         if config.launcher == "ulfm":
-            yield "# After a rank's death this launcher may outlast the run: fifteen seconds after the learner it is ended."
+            yield "# After a rank's death this launcher may outlast the learner, but by 15 s at most."
             yield "patience=15"
             yield "while kill -0 $launcher 2>/dev/null; do"
             yield "  sleep 1"
