@@ -18,7 +18,7 @@ PACKAGE = Path(clusterenv_hpc.__file__).parent
 LAYERS = (
     {"comm", "envs", "policies", "sync", "rollout", "stats", "settings"},
     {"collect", "handshake", "peer", "crew", "stepping", "acting", "worker", "detach", "roles", "cluster_env"},
-    {"algorithms", "learners", "gradients"},
+    {"algorithms", "learners", "gradients", "adapters"},
     {"run", "bench"},
     {"cli"},
 )
