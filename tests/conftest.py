@@ -72,6 +72,7 @@ NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
     "atari": (_package("ale_py"), "pip install 'clusterenv_hpc[atari]'"),
     "minigrid": (_package("minigrid"), "pip install 'clusterenv_hpc[minigrid]'"),
     "video": (_package("imageio_ffmpeg"), "pip install 'clusterenv_hpc[video]'"),
+    "tensordict": (_package("tensordict"), "pip install 'clusterenv_hpc[tensordict]'"),
     "sb3": (_package("stable_baselines3"), "pip install 'clusterenv_hpc[sb3]'"),
     "notebook": (_package("nbclient"), "pip install 'clusterenv_hpc[notebook]'"),
 }
