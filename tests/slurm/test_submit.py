@@ -89,7 +89,7 @@ def test_commands_on_a_running_job(cluster, tmp_path):
     assert row[0] == run.job and row[1] == "RUNNING" and row[-1] == "runs/my-run"
     shown = cluster.command("watch", "my-run", "--once", cwd=tmp_path).stdout
     assert "RUNNING on node" in shown and "elapsed" in shown and " left" in shown and "steps/s" in shown
-    assert "my-run starts" in cluster.command("logs", "my-run", cwd=tmp_path).stdout
+    assert "starts: slow_env" in cluster.command("logs", "my-run", cwd=tmp_path).stdout
     assert f"job {run.job} cancelled" in cluster.command("cancel", "my-run", cwd=tmp_path).stdout
     info = cluster.wait(run.job, 30)
     assert info.state == "CANCELLED" and not info.restarts
