@@ -53,6 +53,11 @@ class Slot:
         self.all_params = torch.from_numpy(self.arrays["behaviour_params"])
         self.rewards = list(self.arrays["rewards"])
         self.terminated, self.truncated = list(self.arrays["terminated"]), list(self.arrays["truncated"])
+        self.steps = range(shape.num_steps)
+        after = self.observations[1:] if not shape.separate_next else self.observations
+        flags = (self.rewards, self.terminated, self.truncated)
+        self.rows = list(zip(self.trees[: len(after)], self.actions, after, *flags, strict=True))
+        """What step t reads and writes, unpacked at once: an index for each would cost more than the copies."""
 
 
 class Collector:
@@ -168,7 +173,8 @@ class Collector:
         policy, distribution, envs = self.policy, self.distribution, self.envs
         clock, copyto = time.perf_counter, np.copyto
         assert policy is not None and distribution is not None
-        observations, trees, versions = slot.observations, slot.trees, slot.arrays["versions"]
+        sample, step, env_actions, flat = distribution.sample, envs.step, distribution.env_actions, self.flat
+        observations, versions = slot.observations, slot.arrays["versions"]
         reset_only = self.done.copy()
         spent_env = spent_policy = 0.0
         self._place(observations[0], self.observation)
@@ -179,25 +185,26 @@ class Collector:
             noise = distribution.noise((num_steps, envs.num_envs), self.generator).unbind(0)
             next_poll = clock() + POLL_EVERY_S
             stepped = clock()
-            for t in range(num_steps):
-                params = policy(trees[t])
-                actions = distribution.sample(params, noise[t]).numpy()
+            for t, row, noise_row in zip(slot.steps, slot.rows, noise, strict=True):
+                tree, action_row, after, reward_row, terminated_row, truncated_row = row
+                params = policy(tree)
+                actions = sample(params, noise_row).numpy()
                 if reuses:
                     params = params.clone()
                 kept.append(params)
-                copyto(slot.actions[t], actions)
+                copyto(action_row, actions)
                 chosen = clock()
-                observation, reward, terminated, truncated, _ = envs.step(distribution.env_actions(actions))
+                observation, reward, terminated, truncated, _ = step(env_actions(actions))
                 spent_policy += chosen - stepped
                 stepped = clock()
                 spent_env += stepped - chosen
-                if self.flat:
-                    copyto(observations[t + 1][0], observation)
+                if flat:
+                    copyto(after[0], observation)
                 else:
-                    self._place(observations[t + 1], split(self.space, observation))
-                copyto(slot.rewards[t], reward)
-                copyto(slot.terminated[t], terminated)
-                copyto(slot.truncated[t], truncated)
+                    self._place(after, split(self.space, observation))
+                copyto(reward_row, reward)
+                copyto(terminated_row, terminated)
+                copyto(truncated_row, truncated)
                 if stepped > next_poll:
                     poll()
                     versions[t + 1 :] = self.version
