@@ -6,6 +6,7 @@ A job is named by its number or by its run: a path, a name below runs/, the star
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import sys
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterenv_hpc.jobs import record, slurm
+from clusterenv_hpc.jobs.aftermath import OVER
 from clusterenv_hpc.jobs.record import Target, find
 from clusterenv_hpc.jobs.slurm import JobInfo, SlurmError
 from clusterenv_hpc.jobs.submit import submit
@@ -57,10 +59,11 @@ def watch(argv: Sequence[str]) -> int:
         line.show(stand, keep=over or args.once)
         if over or args.once:
             if elements:
-                _show_elements(elements)
+                _show_elements(elements, infos)
             elif over:
                 print("\n".join(_ending(infos[0], target.directory)))
-            return 0 if all(info.state == "COMPLETED" or not over for info in infos) else 1
+            runs: list[Path | None] = [directory for _, directory in elements] or [target.directory]
+            return 0 if not over or _ended_well(infos, runs) else 1
         time.sleep(args.interval)
 
 
@@ -230,9 +233,20 @@ def _elements(target: Target) -> list[tuple[str, Path]]:
     return [(row[1], target.directory / row[2]) for row in rows if len(row) == 4]
 
 
-def _show_elements(elements: Sequence[tuple[str, Path]]) -> None:
+def _show_elements(elements: Sequence[tuple[str, Path]], infos: Sequence[JobInfo]) -> None:
+    known = {info.job: info for info in infos}
+    waiting = known.get(elements[0][0].partition("_")[0])  # Slurm keeps those that wait as one
     for job, directory in elements:
-        print(f"{job}  {directory.name}  {describe(slurm.look(job))}{_progress(directory)}")
+        info = known.get(job) or waiting or JobInfo(job)
+        print(f"{job}  {directory.name}  {describe(info)}{_progress(directory)}")
+
+
+def _ended_well(infos: Sequence[JobInfo], runs: Sequence[Path | None]) -> bool:
+    """Whether Slurm says so; or the runs, where Slurm has forgotten their job."""
+    if any(info.state != "UNKNOWN" for info in infos):
+        return all(info.state == "COMPLETED" for info in infos)
+    summaries = [read_summary(run) or {} if run is not None else {} for run in runs]
+    return all(summary.get("exit_reason") in OVER for summary in summaries)
 
 
 def _counts(infos: Sequence[JobInfo]) -> str:
@@ -257,7 +271,8 @@ def _follow(path: Path, position: int, target: Target) -> int:
             return 0
         if target.job is not None and time.monotonic() - asked > 5.0:
             asked = time.monotonic()
-            over = not slurm.look(target.job).active
+            with contextlib.suppress(SlurmError):  # what the job prints goes on coming
+                over = not slurm.look(target.job).active
         time.sleep(0.5)
 
 

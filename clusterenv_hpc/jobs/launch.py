@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import shutil
-import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
 
 from clusterenv_hpc.jobs import record, slurm
-from clusterenv_hpc.jobs.choose import choose_launch
+from clusterenv_hpc.jobs.aftermath import OVER
 from clusterenv_hpc.jobs.commands import output_of, read_rows, read_summary
-from clusterenv_hpc.jobs.config import SlurmConfig, SlurmConfigError, check, seconds
-from clusterenv_hpc.jobs.environment import scrubbed_environment
+from clusterenv_hpc.jobs.config import SlurmConfigError, check
+from clusterenv_hpc.jobs.executor import FOLDER, make_executor, ranks_of, submitting
 from clusterenv_hpc.jobs.record import Target
 from clusterenv_hpc.jobs.render import hydra_override
+from clusterenv_hpc.jobs.submit import checked
 
 CLUSTERS = ("slurm", "local", "debug")
 
@@ -31,15 +30,6 @@ UNANSWERED_S = 300.0
 
 LATE_S = 30.0
 """How long after a job's end its summary may still come: a shared folder shows new files late."""
-
-LONG_MINUTES = 60 * 24 * 30
-"""submitit's time limit of a process on this machine, where none is asked for."""
-
-FOLDER = "submitit"
-"""Below the run's directory: what submitit keeps of a job, and what its tasks print."""
-
-OVER = ("completed", "solved")
-"""Exit reasons of a run that has come to its end."""
 
 
 class JobFailed(RuntimeError):
@@ -87,7 +77,10 @@ class LaunchedJob:
         self.job, self.directory, self.cluster = job, directory, cluster
 
     def __repr__(self) -> str:
-        return f"LaunchedJob({self.job_id}, {self.state}, {str(self.directory)!r})"
+        state = "UNKNOWN"
+        with contextlib.suppress(slurm.SlurmError):
+            state = self.state
+        return f"LaunchedJob({self.job_id}, {state}, {str(self.directory)!r})"
 
     @property
     def job_id(self) -> str:
@@ -103,9 +96,9 @@ class LaunchedJob:
         """
         if self.cluster == "slurm":
             return slurm.look(self.job_id).state
-        done = {"FINISHED": "COMPLETED", "INTERRUPTED": "FAILED"}
+        done = {"FINISHED": "COMPLETED", "INTERRUPTED": "FAILED", "NO PROCESS AND NO RESULT": "UNKNOWN"}
         if self.cluster == "debug":
-            return "COMPLETED" if self.summary() else "PENDING"
+            return "CANCELLED" if self.job.cancelled else "COMPLETED" if self.summary() else "PENDING"
         return done.get(self.job.state, self.job.state)
 
     @property
@@ -141,7 +134,7 @@ class LaunchedJob:
         """Ends the job; its run saves what it has, and is not requeued.  Raises SlurmError."""
         if self.cluster == "slurm":
             slurm.cancel([self.job_id])
-        elif self.cluster == "local":
+        else:
             self.job.cancel()
 
     def result(self, timeout_s: float | None = None, *, every_s: float = 2.0) -> dict[str, Any]:
@@ -158,8 +151,10 @@ class LaunchedJob:
         """
         deadline = time.monotonic() + timeout_s if timeout_s is not None else None
         answered, over = time.monotonic(), None
-        if self.cluster == "debug":
-            self.job.results()
+        if self.cluster == "debug" and not self.job.cancelled and (error := self.job.exception()) is not None:
+            from clusterenv_hpc.run.errors import describe
+
+            raise JobFailed(f"job {self.job_id}: {describe(error)}") from error
         while True:
             now = time.monotonic()
             try:
@@ -172,7 +167,7 @@ class LaunchedJob:
             if state not in slurm.ACTIVE:
                 if summary.get("exit_reason") in OVER:
                     return summary
-                over = over or now
+                over = over or (now if self.cluster == "slurm" else now - LATE_S)
                 if (state != "UNKNOWN" and now - over > LATE_S) or now - over > UNANSWERED_S:
                     raise JobFailed(self._failure(state, summary))
                 if state not in ("UNKNOWN", "COMPLETED"):
@@ -226,38 +221,57 @@ def launch(
     """
     from clusterenv_hpc.run.config import compose
 
-    several = bool(overrides) and not isinstance(overrides[0], str)
-    lists = [list(words) for words in overrides] if several else [[str(word) for word in overrides]]
     if cluster not in CLUSTERS:
         raise SlurmConfigError(f"cluster={cluster}: allowed: {', '.join(CLUSTERS)}")
+    lists, several = _lists(overrides)
     keys = {**({"nodes": nodes} if nodes is not None else {}), **keys}
     told = [_override(name, value) for name, value in keys.items()]
     configs = [compose([*words, *told]) for words in lists]
     if any(config.slurm != configs[0].slurm for config in configs):
         raise SlurmConfigError("launch: slurm keys cannot vary within one job array; launch twice instead")
     config = check(configs[0].slurm)
+    if cluster == "slurm":
+        nodes_used, per_node = ranks_of(config, configs[0].other_ranks)
+        for each in configs:
+            checked(each, nodes_used * per_node)
     directories = [_claim(one) for one in configs]
     tasks = [
         TrainRank([*_own(words), *told, hydra_override("run_dir", str(directory)), "resume=true"])
         for words, directory in zip(lists, directories, strict=True)
     ]
     try:
-        executor = _executor(config, cluster, directories, configs[0].other_ranks)
-        with _clean_environment(), executor.batch() if several else contextlib.nullcontext():
+        executor = make_executor(config, cluster, directories, configs[0].other_ranks)
+        with submitting(), executor.batch() if several else contextlib.nullcontext():
             jobs = [executor.submit(task) for task in tasks]
-    except BaseException as error:
+    except slurm.SlurmUncertain:
+        raise  # the job may be there, and needs its directory
+    except BaseException:
         for directory in directories:
             shutil.rmtree(directory / FOLDER, ignore_errors=True)
             with contextlib.suppress(OSError):
                 directory.rmdir()
-        if type(error).__module__.startswith("submitit."):  # sbatch's refusal among them
-            raise slurm.SlurmError(" ".join(str(error).split())) from None
         raise
     launched = [LaunchedJob(job, directory, cluster) for job, directory in zip(jobs, directories, strict=True)]
     for one in launched:
         if cluster == "slurm":
-            record.remember(one.directory, one.job_id)
+            with contextlib.suppress(OSError):  # the job is under way, and its handle is worth more
+                record.remember(one.directory, one.job_id)
     return launched if several else launched[0]
+
+
+def _lists(overrides: Any) -> tuple[list[list[str]], bool]:
+    """The words of each run, and whether there may be several runs."""
+    if isinstance(overrides, str | bytes) or not isinstance(overrides, Sequence):
+        raise SlurmConfigError(f"launch({overrides!r}): allowed: a list of words, or a list of such lists")
+    several = bool(overrides) and not isinstance(overrides[0], str)
+    lists = list(overrides) if several else [overrides]
+    for words in lists:
+        if isinstance(words, str | bytes) or not isinstance(words, Sequence):
+            raise SlurmConfigError(f"launch([..., {words!r}]): allowed: words alone, or lists of words alone")
+        for word in words:
+            if not isinstance(word, str):
+                raise SlurmConfigError(f"launch([..., {word!r}]): allowed: words such as 'seed=3'")
+    return [list(words) for words in lists], several
 
 
 def _claim(config: Any) -> Path:
@@ -285,99 +299,3 @@ def _hydra(value: Any) -> str:
     if isinstance(value, Sequence):
         return "[" + ",".join(map(_hydra, value)) + "]"
     return str(value)
-
-
-def _executor(config: SlurmConfig, cluster: str, directories: Sequence[Path], workers: int) -> Any:
-    from submitit import AutoExecutor
-
-    limit = seconds(config.time)
-    minutes = None if limit is None else max(1, round(limit / 60))
-    folder = directories[0] / FOLDER
-    if cluster != "slurm":
-        executor = AutoExecutor(folder=folder / "%j", cluster=cluster)
-        executor.update_parameters(timeout_min=minutes or LONG_MINUTES, stderr_to_stdout=False)
-        return executor
-    if not slurm.available():
-        raise slurm.SlurmError(
-            "sbatch: no such command on PATH; this machine has no Slurm, or its module is not loaded; "
-            "allowed without: cluster='local' or cluster='debug'"
-        )
-    if config.heterogeneous or config.launcher != "srun":
-        raise SlurmConfigError(
-            "launch: submitit starts equal tasks by srun; allowed: without slurm.learner, slurm.learner_cpus and "
-            "slurm.launcher; clusterenv-hpc submit takes them"
-        )
-    executor = AutoExecutor(folder=folder / "%j", cluster="slurm", slurm_python=config.python or sys.executable)
-    executor.update_parameters(**_parameters(config, directories, workers, minutes))
-    return executor
-
-
-def _parameters(config: SlurmConfig, directories: Sequence[Path], workers: int, minutes: int | None) -> dict[str, Any]:
-    """submitit's parameters for a job; null keys are left out."""
-    mpi = choose_launch(config).mpi
-    ranks = config.ranks(workers)
-    nodes = config.nodes or 1
-    per_node = config.ntasks_per_node or -(-ranks // nodes)
-    srun = ["--kill-on-bad-exit=1", *([f"--mpi={mpi}"] if mpi else []), *config.srun_args]
-    srun += [f"--cpus-per-task={config.cpus_per_task}"] if config.cpus_per_task else []
-    srun += [f"--distribution={config.distribution}"] if config.distribution else []
-    srun += [f"--cpu-bind={config.cpu_bind}"] if config.cpu_bind else []
-    more: dict[str, Any] = {
-        "requeue" if config.requeue else "no-requeue": True,
-        "reservation": config.reservation,
-        "gpus": config.gpus,
-        "gpus-per-node": config.gpus_per_node,
-        "begin": config.begin,
-        "nice": config.nice,
-        "time": config.time,
-        "signal": f"{config.signal}@{config.lead_s}",
-    }
-    for line in config.sbatch:
-        name, _, value = line.lstrip("-").partition("=")
-        more[name] = value or True
-    choice = [f"  {number}) run_dir={shlex.quote(str(path))} ;;" for number, path in enumerate(directories)]
-    setup = [f"module load {shlex.quote(module)} || exit 1" for module in config.modules]
-    setup += [f"export {name}={shlex.quote(str(value))}" for name, value in config.env.items()]
-    setup += [*config.setup, "trap : TERM", "case ${SLURM_ARRAY_TASK_ID:-0} in", *choice, "esac"]
-    after = f"--max-restarts={config.max_restarts if config.requeue else 0} --after=$SECONDS"
-    python = shlex.quote(config.python or sys.executable)
-    found: dict[str, Any] = {
-        "name": config.job_name or directories[0].name,
-        "nodes": nodes,
-        "tasks_per_node": per_node,
-        "cpus_per_task": config.cpus_per_task,
-        "slurm_time": minutes,
-        "slurm_partition": config.partition,
-        "slurm_account": config.account,
-        "slurm_qos": config.qos,
-        "slurm_constraint": config.constraint,
-        "slurm_mem": config.mem,
-        "slurm_mem_per_cpu": config.mem_per_cpu,
-        "slurm_gres": config.gres,
-        "slurm_exclusive": config.exclusive or None,
-        "slurm_nodelist": config.nodelist,
-        "slurm_exclude": config.exclude,
-        "slurm_mail_type": config.mail_type,
-        "slurm_mail_user": config.mail_user,
-        "slurm_dependency": config.dependency,
-        "slurm_array_parallelism": config.array_limit,
-        "slurm_srun_args": srun,
-        "slurm_setup": setup,
-        "slurm_teardown": [f'exec {python} -m clusterenv_hpc.jobs.aftermath "$?" "$run_dir" {after}'],
-        "slurm_additional_parameters": {name: value for name, value in more.items() if value is not None},
-    }
-    found = {name: value for name, value in found.items() if value is not None}
-    return {**found, "slurm_wckey": None}
-
-
-@contextlib.contextmanager
-def _clean_environment() -> Iterator[None]:
-    """A notebook may itself run in a job, whose variables sbatch would take for options."""
-    before = dict(os.environ)
-    os.environ.clear()
-    os.environ.update(scrubbed_environment(before))
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)

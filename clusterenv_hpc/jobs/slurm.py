@@ -44,6 +44,10 @@ class SlurmRefused(SlurmError):
         self.command, self.exit_code, self.said = command, code, said
 
 
+class SlurmUncertain(SlurmError):
+    """It is not known whether Slurm did what it was asked for."""
+
+
 @dataclass(frozen=True)
 class JobInfo:
     """What Slurm says of one job.
@@ -76,7 +80,8 @@ def call(words: Sequence[str], *, timeout_s: float = CALL_S) -> str:
     """The standard output of one of Slurm's commands.
 
     Raises:
-        SlurmError: it is not there, or does not answer within ``timeout_s`` seconds.
+        SlurmError: it is not there, or cannot be run.
+        SlurmUncertain: it does not answer within ``timeout_s`` seconds.
         SlurmRefused: it ends with an exit code other than 0.
     """
     environ = {name: value for name, value in scrubbed_environment().items() if not _PRESETS.match(name)}
@@ -87,7 +92,7 @@ def call(words: Sequence[str], *, timeout_s: float = CALL_S) -> str:
             raise FileNotFoundError
         done = subprocess.run(shielded, env=environ, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s)
     except subprocess.TimeoutExpired:
-        raise SlurmError(
+        raise SlurmUncertain(
             f"{words[0]} did not answer within {timeout_s:g} s: Slurm's controller is down or overloaded "
             f"(try: scontrol ping)"
         ) from None
@@ -116,13 +121,14 @@ def submit(script: str, *, directory: str | None = None, timeout_s: float = SUBM
         directory: where the job starts; the current one if None.
 
     Raises:
-        SlurmError, SlurmRefused: see :func:`call`; or the answer is no job's number.
+        SlurmError, SlurmRefused: see :func:`call`.
+        SlurmUncertain: the same, or the answer is no job's number.
     """
     said = call(["sbatch", "--parsable", *([f"--chdir={directory}"] if directory else []), script], timeout_s=timeout_s)
     last = next(reversed(said.strip().splitlines()), "")
     job = last.partition(";")[0].strip()
     if not JOB.fullmatch(job):
-        raise SlurmError(
+        raise SlurmUncertain(
             f"sbatch answered {_shortened(said)}; expected a job's number (whether it took the job shows: squeue --me)"
         )
     return job

@@ -57,7 +57,8 @@ def submit(argv: Sequence[str]) -> int:
         path.write_text(job.script(directory))
         number = slurm.submit(str(path))
     except BaseException as error:
-        job.release(directory)
+        if not isinstance(error, slurm.SlurmUncertain):  # else the job may be there, and needs its directory
+            job.release(directory)
         if isinstance(error, slurm.SlurmRefused):  # as it came
             sys.stderr.write(error.said if error.said.endswith("\n") else error.said + "\n")
             print(f"clusterenv-hpc: sbatch refused the job (exit code {error.exit_code})", file=sys.stderr)
@@ -73,9 +74,12 @@ def _words(overrides: Sequence[str], directory: Path) -> tuple[str, ...]:
     return (*kept, hydra_override("run_dir", str(directory)), "resume=true")
 
 
-def _checked(config: Any) -> Any:
-    """``config``, if what it says of its workers fits the job."""
-    ranks = config.slurm.ranks(config.other_ranks)
+def checked(config: Any, ranks: int) -> Any:
+    """``config``, if what it says of its workers fits a job of ``ranks``.
+
+    Raises:
+        SlurmConfigError: it does not.
+    """
     workers = ranks - 1 - config.eval_workers
     if config.workers is not None and config.workers != workers:
         evaluator = ", one evaluator" if config.eval_workers else ""
@@ -83,7 +87,13 @@ def _checked(config: Any) -> Any:
             f"workers={config.workers}: the job has {ranks} ranks, one learner{evaluator} and {workers} workers; "
             f"allowed: workers={workers}, or leave it out"
         )
+    if config.eval_workers and workers < 1:
+        raise SlurmConfigError(f"eval_workers=1: the job has {ranks} ranks; allowed: at least 3 ranks")
     return config
+
+
+def _checked(config: Any) -> Any:
+    return checked(config, config.slurm.ranks(config.other_ranks))
 
 
 class _Single:
@@ -115,10 +125,10 @@ class _Single:
         return render(self.config.slurm, run, self.launch, python=sys.executable, workers=self.config.other_ranks)
 
     def submitted(self, directory: Path, number: str) -> None:
-        record.remember(directory, number)
         print(f"job {number}: {self.config.slurm.ranks(self.config.other_ranks)} ranks")
         print(f"run:    {directory}")
-        print(f"watch:  clusterenv-hpc watch {number}")
+        print(f"watch:  clusterenv-hpc watch {number}", flush=True)
+        record.remember(directory, number)
 
     def release(self, directory: Path) -> None:
         _release(directory)
@@ -174,6 +184,8 @@ class _Array:
         )  # fmt: skip
 
     def submitted(self, directory: Path, number: str) -> None:
+        config = self.configs[0]
+        print(f"job {number}: an array of {len(self.elements)}, {config.slurm.ranks(config.other_ranks)} ranks each")
         table = [("element", "job", "run", "overrides")]
         for element, run in enumerate(self.runs(directory)):
             job = f"{number}_{element}"
@@ -182,8 +194,6 @@ class _Array:
             table.append((str(element), job, run.name, " ".join(self.elements[element].varied)))
         (directory / TABLE).write_text("".join("\t".join(row) + "\n" for row in table))
         record.remember(directory, number)
-        config = self.configs[0]
-        print(f"job {number}: an array of {len(self.elements)}, {config.slurm.ranks(config.worker_count)} ranks each")
         widths = [max(len(row[column]) for row in table) for column in range(3)]
         for row in table:
             print("  " + "  ".join([*(f"{text:<{width}}" for text, width in zip(row, widths, strict=False)), row[3]]))
