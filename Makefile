@@ -19,7 +19,8 @@ help:
 	@echo "  make train                        install into $(VENV), train PPO on LunarLander-v3 with two workers"
 	@echo "  make train ARGS=\"env=cartpole\"    the same with Hydra overrides; 'clusterenv-hpc train --help' lists the keys"
 	@echo "  make setup                        only install (quick when nothing changed)"
-	@echo "  make test [ARGS=\"-k sync\"]        linters, types, the whole test suite; ARGS go to pytest"
+	@echo "  make test [ARGS=\"-k sync\"]        linters, types, the whole test suite; ARGS go to pytest. As root on Debian or"
+	@echo "                                    Ubuntu it first installs the packages of a Slurm cluster for the tests"
 	@echo "  make lint                         ruff and mypy alone"
 	@echo "  make bench                        rollout, transport and learner benchmarks, as JSON"
 	@echo "  make devcluster                   a real Slurm cluster of three nodes on this machine (Debian packages, root)"
@@ -85,8 +86,16 @@ $(SETUP_DEV): $(INPUTS)
 train: $(SETUP)
 	$(VENV)/bin/clusterenv-hpc train env=lunarlander workers=2 $(ARGS)
 
-# All three run, whatever the first says; pytest's closing line stands last.
+# First what the tests on a real Slurm cluster need, where this machine may install it (root on Debian or Ubuntu; nothing
+# to do the next time).  Then all three run, whatever the first says; pytest's closing line stands last.
 test: $(SETUP_DEV)
+	@if said=$$(timeout -k 10 600 slurm/devcluster/install 2>&1 </dev/null); then \
+		if [ -n "$$said" ]; then echo "$$said"; fi; \
+	elif [ "$${CI:-}" = true ]; then \
+		printf '%s\nCI: no test may be skipped for want of these packages\n' "$$said" >&2; exit 1; \
+	else \
+		echo "$${said##*$$'\n'} (until then the tests that need it are skipped)"; \
+	fi
 	@failed=; \
 	$(PY) -m ruff check . || failed="$$failed ruff"; \
 	$(PY) -m mypy || failed="$$failed mypy"; \

@@ -28,6 +28,14 @@ esac
 """
 
 
+INSTALL = """#!/bin/bash
+# Stands in for slurm/devcluster/install.
+echo "install" >> "$LOG"
+[ -z "${SAID:-}" ] || printf '%b\\n' "$SAID" >&2
+exit ${INSTALL_CODE:-0}
+"""
+
+
 class Workshop:
     """A copy of what the Makefile looks at, and a log of what it asked for."""
 
@@ -35,13 +43,16 @@ class Workshop:
         self.folder, self.log = folder, folder / "log"
         for name in ("Makefile", "setup.cfg", "setup.py", "pyproject.toml", "constraints.txt"):
             shutil.copy(ROOT / name, folder)
-        (folder / "python").write_text(PYTHON)
-        (folder / "python").chmod(0o755)
+        (folder / "slurm/devcluster").mkdir(parents=True)
+        for name, text in (("python", PYTHON), ("slurm/devcluster/install", INSTALL)):
+            (folder / name).write_text(text)
+            (folder / name).chmod(0o755)
 
     def make(self, *words: str, **environ: str) -> tuple[int, list[str], str]:
         """Exit code, what the Python was asked for, and the output."""
         self.log.write_text("")
-        inherited = {name: text for name, text in os.environ.items() if not name.startswith(("MAKE", "MFLAGS", "VENV"))}
+        without = ("MAKE", "MFLAGS", "VENV", "CI")
+        inherited = {name: text for name, text in os.environ.items() if not name.startswith(without)}
         done = subprocess.run(
             ["make", *words, "PYTHON=./python"], cwd=self.folder, env={**inherited, "LOG": str(self.log), **environ},
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=30,
@@ -151,6 +162,49 @@ def test_a_folder_that_is_no_environment_is_not_cleared(workshop: Workshop) -> N
 def test_train_takes_overrides_which_win(workshop: Workshop) -> None:
     _, _, out = workshop.make("--dry-run", "train", "ARGS=env=cartpole seed=3")
     assert ".venv/bin/clusterenv-hpc train env=lunarlander workers=2 env=cartpole seed=3" in out
+
+
+def called(workshop: Workshop) -> list[str]:
+    """What of the packages, the linters and the tests was run, in order."""
+    words = [line.removeprefix("-m ") for line in workshop.log.read_text().splitlines()]
+    return [line for line in words if line.startswith(("install", "ruff", "mypy", "pytest"))]
+
+
+ALL_FOUR = ["install", "ruff check .", "mypy", "pytest"]
+
+
+def test_the_suite_comes_with_its_packages_and_says_nothing_where_they_are_there(workshop: Workshop) -> None:
+    code, _, out = workshop.make("test")
+    assert (code, called(workshop)) == (0, ALL_FOUR), out
+    code, _, out = workshop.make("test", "ARGS=-k sync")
+    assert (code, called(workshop)) == (0, [*ALL_FOUR[:3], "pytest -k sync"]) and out == ""
+    assert "installed: munge" in workshop.make("test", SAID="installed: munge")[2]
+
+
+@pytest.mark.parametrize("ci", [None, "true"])
+def test_packages_that_cannot_be_installed_end_ci_and_nothing_else(workshop: Workshop, ci: str | None) -> None:
+    workshop.make("setup-dev")
+    said = "E: no network\\nE: really\\ndevcluster: to install munge, run as root: slurm/devcluster/install"
+    environ = {"INSTALL_CODE": "2", "SAID": said, **({"CI": ci} if ci else {})}
+    code, _, out = workshop.make("test", **environ)
+    if ci:
+        assert code != 0 and called(workshop) == ["install"]
+        assert "E: no network" in out and "CI: no test may be skipped" in out
+    else:
+        assert (code, called(workshop)) == (0, ALL_FOUR)
+        (line,) = out.splitlines()
+        assert (
+            line.startswith("devcluster: to install munge, run as root: slurm/devcluster/install") and "skipped" in line
+        )
+
+
+def test_a_failure_of_one_does_not_hide_the_others(workshop: Workshop) -> None:
+    workshop.make("setup-dev")
+    (workshop.folder / ".venv/bin/python").write_text(
+        PYTHON.replace('"-m pip --version"', '"-m mypy") exit 1 ;;\n"-m pip --version"')
+    )
+    code, _, out = workshop.make("test")
+    assert code != 0 and called(workshop) == ALL_FOUR and out.splitlines()[0] == "failed: mypy"
 
 
 def test_help_teaches_and_is_what_make_alone_says(workshop: Workshop) -> None:
