@@ -13,7 +13,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import gymnasium
 import numpy as np
@@ -99,7 +99,7 @@ class Worker:
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            yield from self._fail(error)
+            yield from tell_failure(self.channel, self._describe(error))
             self._release()
             return
         try:
@@ -123,7 +123,7 @@ class Worker:
         except (GeneratorExit, KeyboardInterrupt):
             raise
         except BaseException as error:
-            yield from self._fail(error)
+            yield from tell_failure(self.channel, self._describe(error))
         finally:
             self._release()
 
@@ -222,21 +222,6 @@ class Worker:
                 )
         self.channel.send_note(0, Tag.REPORT, note(Report.HELLO, Hello(**hello).pack()))
 
-    def _fail(self, error: BaseException) -> Iterator[bool]:
-        """Tell the learner, and wait until it lets this rank go; end the job if it does not."""
-        report = self._describe(error)
-        self.channel.send_note(0, Tag.REPORT, note(Report.ERROR, encode(report)))
-        deadline = Deadline(GRACE_S)
-        while not deadline.passed:
-            arrived = self.channel.take_note(Tag.COMMAND, 0)
-            if arrived is not None and arrived[1][0] == Command.LEAVE:
-                return
-            yield False
-        where = f"rank {self.channel.world_rank(self.channel.rank)} (worker, {self.channel.host})"
-        told = f"clusterenv-hpc: {where} failed: {report['cause']}\n{report['traceback']}"
-        print(told, file=sys.stderr, flush=True)
-        self.channel.abort(1)
-
     def _describe(self, error: BaseException) -> dict[str, Any]:
         """What the learner is told of an exception."""
         row = getattr(error, "row", None)
@@ -271,7 +256,35 @@ def _place(error: BaseException) -> str:
     return "".join(traceback.format_list(frames))
 
 
-def run_worker(worker: Worker, channel: Channel, backoff: Backoff, timeout_s: float) -> None:
+def tell_failure(channel: Channel, report: dict[str, Any]) -> Iterator[bool]:
+    """Tell the learner of an exception, and wait until it lets this rank go; end the job if it does not.
+
+    report: ``cause``, ``host`` and ``traceback`` at least.
+    """
+    channel.send_note(0, Tag.REPORT, note(Report.ERROR, encode(report)))
+    deadline = Deadline(GRACE_S)
+    while not deadline.passed:
+        arrived = channel.take_note(Tag.COMMAND, 0)
+        if arrived is not None and arrived[1][0] == Command.LEAVE:
+            return
+        yield False
+    where = f"rank {channel.world_rank(channel.rank)} (worker, {channel.host})"
+    told = f"clusterenv-hpc: {where} failed: {report['cause']}\n{report['traceback']}"
+    print(told, file=sys.stderr, flush=True)
+    channel.abort(1)
+
+
+class Serving(Protocol):
+    """A worker of some kind."""
+
+    closed: bool
+    """Whether the learner may stay silent for as long as it likes."""
+
+    def serve(self) -> Iterator[bool]:
+        """Work until told to leave; yields False where it would wait, and True when it has done something."""
+
+
+def run_worker(worker: Serving, channel: Channel, backoff: Backoff, timeout_s: float) -> None:
     """Drive ``worker`` until it leaves.  If nothing is heard from the learner for ``timeout_s``, end the job."""
     deadline = Deadline(timeout_s)
     who = f"rank {channel.world_rank(channel.rank)} (worker, {channel.host})"
@@ -288,7 +301,7 @@ def run_worker(worker: Worker, channel: Channel, backoff: Backoff, timeout_s: fl
         if deadline.passed:
             print(
                 f"clusterenv-hpc: {who} heard nothing from the learner (rank 0) for "
-                f"{timeout_s:g} s and ends the job; raise learner_timeout if it needs longer between rollouts",
+                f"{timeout_s:g} s and ends the job; raise learner_timeout if it needs longer",
                 file=sys.stderr,
                 flush=True,
             )

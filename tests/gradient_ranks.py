@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
 import sys
 import time
 from typing import Any
@@ -30,13 +32,26 @@ HORIZON = 5
 
 
 class Walk(gym.Env):
-    """A walk on a line; each step costs its distance from ``goal``; ends beyond 3.  ``bad``: rewards are NaN."""
+    """A walk on a line; each step costs its distance from ``goal``; ends beyond 3.
+
+    ``bad``: rewards are NaN.  ``dies_at``: the process is killed at this step of the environment's, ``hangs_at``: it
+    is no more heard of.
+    """
 
     observation_space = spaces.Box(-10.0, 10.0, (2,), np.float32)
     action_space = spaces.Discrete(3)
 
-    def __init__(self, goal: float = 1.0, bad: bool = False, sleep_s: float = 0.0, broken: bool = False) -> None:
+    def __init__(
+        self,
+        goal: float = 1.0,
+        bad: bool = False,
+        sleep_s: float = 0.0,
+        broken: bool = False,
+        dies_at: int = -1,
+        hangs_at: int = -1,
+    ) -> None:
         self.goal, self.bad, self.sleep_s, self.broken = goal, bad, sleep_s, broken
+        self.dies_at, self.hangs_at, self.steps = dies_at, hangs_at, 0
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
@@ -49,7 +64,10 @@ class Walk(gym.Env):
     def step(self, action: Any) -> Any:
         if self.broken:
             raise RuntimeError("the floor is gone")
-        time.sleep(self.sleep_s)
+        self.steps += 1
+        if self.steps == self.dies_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(3600.0 if self.steps == self.hangs_at else self.sleep_s)
         self.place += float(action) - 1.0 + 0.1 * float(self.np_random.normal())
         reward = math.nan if self.bad else -abs(self.place - self.goal)
         return self._seen(), reward, abs(self.place) > 3, False, {}
@@ -76,6 +94,7 @@ def unit(settings: GradientSettings, worker: int, version: int, number: int, poi
     generator = torch.Generator().manual_seed((words[0] << 32) | words[1])
     sampler = Sampler(envs, distribution, settings.horizon, ending=settings.ending)
     units = sampler.collect(policy, generator, seed=(words[2] << 30) | (words[3] >> 2))
+    assert units is not None
     return summed_gradient(policy, distribution, units, settings.gamma, baseline=settings.baseline).astype(np.float64)
 
 

@@ -20,7 +20,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Any
 
@@ -28,33 +28,23 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from clusterenv_hpc.comm.channel import (
-    Backoff,
-    Channel,
-    ClusterError,
-    Deadline,
-    HandshakeError,
-    SilenceError,
-    WorkerError,
-)
-from clusterenv_hpc.comm.codec import decode
+from clusterenv_hpc.comm.channel import Backoff, Channel, ClusterError, HandshakeError, WorkerError
 from clusterenv_hpc.comm.local import LocalHub
-from clusterenv_hpc.comm.messages import Command, Report, note
-from clusterenv_hpc.comm.messages import Tag as Stream
-from clusterenv_hpc.comm.world import Ending, in_mpi_world, open_mpi_channel
+from clusterenv_hpc.comm.world import Ending, default_backoff, in_mpi_world, open_mpi_channel
 from clusterenv_hpc.gradients.aggregators import Aggregator, PerArrival, Verdict
 from clusterenv_hpc.gradients.checks import one_of, positive_int
+from clusterenv_hpc.gradients.gradient_crew import GradientCrew
 from clusterenv_hpc.gradients.gradient_settings import GradientSettings
-from clusterenv_hpc.gradients.gradient_worker import GRACE_S, GradientWorker, run_gradient_worker
+from clusterenv_hpc.gradients.gradient_worker import GradientWorker
 from clusterenv_hpc.gradients.links import AllReduce, GradientStats, Link, PointToPoint
 from clusterenv_hpc.gradients.nigt import Optimizer
 from clusterenv_hpc.gradients.updates import SUMMED, Update, units_of
 from clusterenv_hpc.policies import num_weights, weights_layout
+from clusterenv_hpc.worker import GRACE_S, run_worker
 
 log = logging.getLogger(__name__)
 
 WARN_AFTER_S = 10.0
-LOOK_EVERY_S = 0.05
 REFUSALS_ALLOWED = 100
 """Gradients of one worker, in a row, that are not finite, before the learner gives up."""
 
@@ -110,30 +100,23 @@ class GradientCluster:
         self.channel = channel = self._open(comm, num_workers, policy, survive=on_worker_loss == "continue")
         self.num_workers = channel.size - 1
         settings.check_workers(self.num_workers)
-        self._backoff = backoff or Backoff(spin_s=20e-6 if channel.oversubscribed else 100e-6)
+        backoff = backoff or default_backoff(channel)
         self.is_learner = channel.rank == 0
         if not self.is_learner:
             torch.set_num_threads(1)
             ending = Ending(channel, "worker", lambda clean: clean)
-            run_gradient_worker(
-                GradientWorker(channel, settings, policy.to("cpu"), aggregator, optimizer),
-                self._backoff,
-                learner_timeout,
-            )
+            worker = GradientWorker(channel, settings, policy.to("cpu"), aggregator, optimizer)
+            run_worker(worker, channel, backoff, learner_timeout)
             ending.withdraw()
             if exit_workers:
                 raise SystemExit(0)
             return
         self.stats = GradientStats()
-        self._left: set[int] = set()
-        self._lost: set[int] = set()
-        self._hellos: dict[int, dict[str, Any]] = {}
-        self._heard = dict.fromkeys(range(self.num_workers), time.monotonic())
+        self._crew = GradientCrew(channel, settings, backoff)
         self._refused = [0] * self.num_workers
-        self._busy = False  # whether anything came since the last wait
         self._ending = Ending(channel, "learner", self._leave) if channel.transport != "local" else None
-        self._meet(str(weights_layout(policy)))
-        aggregator.name_of = lambda worker: self._names([worker])
+        self._crew.meet(str(weights_layout(policy)))
+        aggregator.name_of = lambda worker: self._crew.names([worker])
         kind = PointToPoint if settings.transport == "p2p" else AllReduce
         self._link: Link = kind(channel, aggregator, optimizer, self.stats)
         self.closed = False
@@ -156,21 +139,6 @@ class GradientCluster:
             hub.add_worker(rank, GradientWorker(hub.channel(rank), self.settings, *own).serve())
         return hub.channel(0)
 
-    def _meet(self, layout: str) -> None:
-        """The handshake: hear every worker, check that all fit together."""
-        self._wait(lambda: len(self._hellos) == self.num_workers, self._silent_at_start, "starting")
-        first = self._hellos[0]
-        for worker, hello in self._hellos.items():
-            pairs = [("the policy's layout", layout, hello["layout"])]
-            pairs += [(key, value, hello["agreed"].get(key)) for key, value in self.settings.agreed().items()]
-            pairs += [(f"the {key}", first[key], hello[key]) for key in ("observation_space", "action_space")]
-            for what, expected, got in pairs:
-                if expected != got:
-                    raise HandshakeError(
-                        f"the ranks do not fit together: {what} is {str(expected)[:160]} here but {str(got)[:160]} on "
-                        f"{self._names([worker])}; every rank must run the same script with the same arguments"
-                    )
-
     # -- updates ------------------------------------------------------------------------------------------------------
 
     def update(self) -> Update:
@@ -180,30 +148,31 @@ class GradientCluster:
             SilenceError: a worker that the rule cannot do without was silent for too long, or all were.
             WorkerError: a worker failed, or gives nothing but gradients that are not finite.
         """
-        if self.closed:
+        if self.closed or self._crew.broken:
             raise ClusterError("update() was called after close() or after a worker had failed")
         self._sums = np.zeros((self.num_workers, len(SUMMED)))
-        began, warned = time.monotonic(), False
+        began, warned, busy = time.monotonic(), False, False
 
         def met() -> bool:
-            nonlocal warned
-            self._busy = self._link.poll(self._take)
+            nonlocal warned, busy
+            busy = self._link.poll(self._take)
             if not warned and time.monotonic() > began + WARN_AFTER_S and (needed := self.rule.waiting_for()):
                 warned = True
-                log.warning("version %d waits for %s", self.rule.version, self._names(needed))
+                log.warning("version %d waits for %s", self.rule.version, self._crew.names(needed))
             return self.rule.ready()
 
-        self._wait(met, self.rule.waiting_for, f"computing gradients of version {self.rule.version}")
-        done = self._link.estimate(lambda condition, what: self._wait(condition, lambda: range(self.num_workers), what))
+        what = f"computing gradients of version {self.rule.version}"
+        self._crew.wait(met, self.rule.waiting_for, what, lambda: busy)
+        everybody = range(self.num_workers)
+        done = self._link.estimate(lambda condition, what: self._crew.wait(condition, lambda: everybody, what))
         step = self.optimizer.step(done.gradient)
-        everybody = not isinstance(self.rule, PerArrival)
-        self._open_round(range(self.num_workers) if everybody else [self.last_worker])
+        self._open_round([self.last_worker] if isinstance(self.rule, PerArrival) else everybody)
         self._sums[done.counts == 0] = 0.0  # what was taken and then dropped, as begun shares are
         return Update(step, done, units_of(self._sums.sum(axis=0)), [units_of(sums) for sums in self._sums])
 
     def _open_round(self, workers: Iterable[int]) -> None:
         target = self._first_target if self.optimizer.updates == 0 else None
-        absent = () if self.rule.needs_everyone else self._lost
+        absent = () if self.rule.needs_everyone else self._crew.lost
         self.rule.start(self.optimizer.updates, self.num_workers, target=target, absent=absent)
         self._link.announce(workers)
 
@@ -212,7 +181,7 @@ class GradientCluster:
         self.stats.units[worker] += 1
         self.stats.seconds[worker] += float(header["seconds"])
         self.stats.cancelled[worker] += int(header["cancelled"])
-        self._heard[worker] = time.monotonic()
+        self._crew.alive(worker)
         if gradient is None and not header["finite"]:
             verdict = self.rule.refuse(worker, version, count)
         else:
@@ -225,92 +194,19 @@ class GradientCluster:
         if verdict is Verdict.REJECTED:
             self._refused[worker] += 1
             if self._refused[worker] >= REFUSALS_ALLOWED:
-                self.closed = True
-                name, host = self._names([worker]), self._hellos[worker]["host"]
                 raise WorkerError(
-                    f"{name}: its last {REFUSALS_ALLOWED} gradients were not finite; look at the rewards of its "
-                    "environment, or choose a smaller alpha", worker + 1, host,
+                    f"{self._crew.names([worker])}: its last {REFUSALS_ALLOWED} gradients were not finite; look at the "
+                    "rewards of its environment, or choose a smaller alpha", worker + 1, self._crew.host(worker),
                 )  # fmt: skip
         if self.rule.fixed_share and (verdict is Verdict.REJECTED or isinstance(self.rule, PerArrival)):
             self._link.announce([worker])  # it gave one that does not count, and would rest now
 
-    # -- waiting and hearing ------------------------------------------------------------------------------------------
-
-    def _wait(self, condition: Callable[[], bool], needed: Callable[[], Iterable[int]], what: str) -> None:
-        """Poll until ``condition()``; silence counts of workers that are needed, or of all of them."""
-        self._backoff.reset()
-        began = look = time.monotonic()
-        try:
-            while self._bury(needed, what) or not condition():
-                self._busy = self._listen() or self._busy
-                if (now := time.monotonic()) > look + LOOK_EVERY_S:
-                    look = now
-                    self._check_silence(began, needed(), what)
-                if self.channel.progress() or self._busy:
-                    self._busy = False
-                    self._backoff.reset()
-                else:
-                    self._backoff.wait()
-        except ClusterError:
-            self.closed = True
-            raise
-
-    def _bury(self, needed: Callable[[], Iterable[int]], what: str) -> bool:
-        """Part with workers that died; raises where that cannot be.  Always False."""
-        if not self.channel.lost:
-            return False
-        dead = {rank - 1 for rank in self.channel.lost}
-        for worker in sorted(dead - self._lost):
-            log.warning("%s is dead", self._names([worker]))
-        self._lost |= dead
-        if len(dead) == self.num_workers:
-            raise ClusterError(f"every worker is dead; the last of them: {self._names([max(dead)])}")
-        if self.settings.transport == "allreduce":
-            missed = dead
-            remedy = "transport=allreduce sums over every rank: go on from the last checkpoint, or use p2p"
-        else:
-            missed = dead.intersection(needed())
-            remedy = "its gradients are needed: go on from the last checkpoint with other workers"
-        if missed:
-            worker = min(missed)
-            host = self._hellos.get(worker, {}).get("host", "unknown host")
-            raise WorkerError(f"{self._names([worker])} is dead while {what}, and {remedy}", worker + 1, host)
-        return False
-
-    def _check_silence(self, began: float, needed: Iterable[int], what: str) -> None:
-        """Silence is counted from ``began`` on: nobody listened before."""
-        now, limit = time.monotonic(), self.settings.timeout_s
-        silent = {w for w, heard in self._heard.items() if now - max(began, heard) > limit} - self._lost
-        stuck = silent.intersection(needed) or (silent if len(silent) == self.num_workers - len(self._lost) else ())
-        if stuck:
-            raise SilenceError(
-                f"{self._names(sorted(stuck))} gave no sign of life for {limit:g} s while {what}: dead or stuck; raise "
-                "timeout_s if it only needs longer"
-            )
-
-    def _silent_at_start(self) -> list[int]:
-        return [w for w in range(self.num_workers) if w not in self._hellos]
-
-    def _listen(self) -> bool:
-        busy = False
-        while (arrived := self.channel.take_note(Stream.REPORT)) is not None:
-            busy = True
-            rank, kind, body = arrived[0], arrived[1][0], arrived[1][1:]
-            self._heard[rank - 1] = time.monotonic()
-            if kind == Report.HELLO:
-                self._hellos[rank - 1] = decode(body)
-            elif kind == Report.LEFT:
-                self._left.add(rank)
-            elif kind == Report.ERROR:
-                report = decode(body)
-                message = f"rank {rank} (worker, {report['host']}) failed: {report['cause']}"
-                raise WorkerError(message, rank, report["host"], report["traceback"])
-        return busy
+    # -- what is known ------------------------------------------------------------------------------------------------
 
     @property
     def hosts(self) -> list[str]:
         """Of the learner, then of every worker."""
-        return [self.channel.host, *(self._hellos[worker]["host"] for worker in range(self.num_workers))]
+        return [self.channel.host, *(self._crew.host(worker) for worker in range(self.num_workers))]
 
     @property
     def transport(self) -> str:
@@ -325,11 +221,7 @@ class GradientCluster:
     @property
     def lost(self) -> list[int]:
         """Workers that are known to be dead."""
-        return sorted(self._lost)
-
-    def _names(self, workers: Iterable[int]) -> str:
-        names = [f"rank {w + 1} (worker, {self._hellos.get(w, {}).get('host', 'unknown host')})" for w in workers]
-        return ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
+        return sorted(self._crew.lost)
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
@@ -337,8 +229,8 @@ class GradientCluster:
         """Send the workers home."""
         if self.is_learner and not self.closed:
             self.closed = True
-            if not self._dismiss():
-                raise ClusterError(f"{self._names(w - 1 for w in self._missing())} did not leave within {GRACE_S:g} s")
+            if missing := self._crew.dismiss():
+                raise ClusterError(f"{missing} did not leave within {GRACE_S:g} s")
             self._link.free()
             if self.channel.transport == "local":
                 self.channel.close()
@@ -349,30 +241,13 @@ class GradientCluster:
         if self._ending is not None:
             self._ending.end(clean=False)
 
-    def _missing(self) -> list[int]:
-        return [rank for rank in range(1, self.channel.size) if rank not in self._left | self.channel.lost]
-
     def _leave(self, clean: bool) -> bool:
         if clean and not self.closed:
             try:
                 self.close()
             except ClusterError as error:
                 print(f"clusterenv-hpc: {error}", file=sys.stderr, flush=True)
-        return self._dismiss()
-
-    def _dismiss(self) -> bool:
-        """Tell every worker to leave its process; False if one did not confirm in time."""
-        for rank in self._missing():
-            self.channel.send_note(rank, Stream.COMMAND, note(Command.LEAVE))
-        deadline, backoff = Deadline(GRACE_S), Backoff()
-        while self._missing() and not deadline.passed:
-            try:
-                busy = self._listen()
-            except WorkerError:  # the first failure is what counts; this one leaves by itself
-                busy = True
-            if not self.channel.progress() and not busy:
-                backoff.wait()
-        return not self._missing()
+        return not self._crew.dismiss()
 
     def __enter__(self) -> GradientCluster:
         return self

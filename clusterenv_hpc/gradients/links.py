@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from clusterenv_hpc.comm.channel import Channel, Handle, Port
+from clusterenv_hpc.comm.channel import Channel, Port
 from clusterenv_hpc.comm.codec import encode
 from clusterenv_hpc.comm.messages import Buffer, note
 from clusterenv_hpc.comm.messages import Tag as Stream
@@ -63,14 +63,31 @@ def share(rule: Aggregator, worker: int) -> int:
     return rule.wanted(worker) if rule.fixed_share else ENDLESS
 
 
+@dataclass
+class _Snapshot:
+    """A point as it is sent, and by worker the ports that have sent it, kept for the next one in this buffer."""
+
+    buffer: Buffer
+    ports: dict[int, Port] = field(default_factory=dict)
+
+    def idle(self) -> bool:
+        return all(port.done() for port in self.ports.values())
+
+    def send(self, channel: Channel, worker: int) -> Port:
+        if worker not in self.ports:
+            self.ports[worker] = channel.outgoing(self.buffer, worker + 1, Tag.POINT)
+        self.ports[worker].start()
+        return self.ports[worker]
+
+
 class PointToPoint:
     """Every gradient comes here.  Of the points only the newest is sent to a worker that is slow to take them."""
 
     def __init__(self, channel: Channel, rule: Aggregator, optimizer: Optimizer, stats: GradientStats) -> None:
         self._channel, self._rule, self._optimizer, self._stats = channel, rule, optimizer, stats
         self._layout = point_layout(optimizer.size)
-        self._snapshots: list[tuple[Buffer, list[Handle]]] = []
-        self._sending: dict[int, Handle] = {}
+        self._snapshots: list[_Snapshot] = []
+        self._sending: dict[int, Port] = {}
         self._owed: set[int] = set()  # workers that were not sent the newest point yet
         layout = gradient_layout(optimizer.size)
         self._nbytes = layout.nbytes
@@ -89,26 +106,22 @@ class PointToPoint:
 
     def _send_points(self) -> None:
         ready = [w for w in self._owed if w not in self._sending or self._sending[w].done()]
-        by_share: dict[int, tuple[Buffer, list[Handle]]] = {}
+        by_share: dict[int, _Snapshot] = {}
         for worker in sorted(ready):
             wanted = share(self._rule, worker)
             if wanted not in by_share:
                 by_share[wanted] = self._snapshot(wanted)
-            buffer, handles = by_share[wanted]
-            self._sending[worker] = self._channel.post(buffer, worker + 1, Tag.POINT)
-            handles.append(self._sending[worker])
+            self._sending[worker] = by_share[wanted].send(self._channel, worker)
             self._owed.discard(worker)
-            self._stats.sent["point"].add(len(buffer))
+            self._stats.sent["point"].add(self._layout.nbytes)
 
-    def _snapshot(self, wanted: int) -> tuple[Buffer, list[Handle]]:
-        """A buffer that no send reads any more, filled with the newest point."""
-        found = next((s for s in self._snapshots if all(handle.done() for handle in s[1])), None)
+    def _snapshot(self, wanted: int) -> _Snapshot:
+        """One that no send reads any more, filled with the newest point."""
+        found = next((snapshot for snapshot in self._snapshots if snapshot.idle()), None)
         if found is None:
-            found = (self._layout.allocate(), [])
+            found = _Snapshot(self._layout.allocate())
             self._snapshots.append(found)
-        buffer, handles = found
-        handles.clear()
-        views = self._layout.views(buffer)
+        views = self._layout.views(found.buffer)
         views["header"][0] = (self._rule.version, wanted)
         views["theta"][:] = self._optimizer.point
         return found
@@ -135,6 +148,9 @@ class PointToPoint:
     def free(self) -> None:
         for ring in self._rings:
             for port, _ in ring:
+                port.free()
+        for snapshot in self._snapshots:
+            for port in snapshot.ports.values():
                 port.free()
 
 

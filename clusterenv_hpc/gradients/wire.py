@@ -38,7 +38,6 @@ class Order(IntEnum):
     MET = 66  # allreduce: the round is over; what of yours counts
     ACKNOWLEDGED = 67  # allreduce: so many of your gradients are in
     BEGIN = 68  # allreduce: sample at this version, so many
-    LEAVE = 13  # as ``comm.messages.Command.LEAVE``
 
 
 POINT_HEADER = np.dtype([("version", "<i8"), ("share", "<i8")])

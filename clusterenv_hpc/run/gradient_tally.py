@@ -4,44 +4,31 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from clusterenv_hpc.gradients.links import GradientStats
 from clusterenv_hpc.gradients.updates import Units, Update
-
-WIRE = ("weight_messages", "weight_bytes", "gradient_messages", "gradient_bytes", "control_bytes")
-"""Counters of :class:`GradientStats` that are carried over a resume."""
+from clusterenv_hpc.run.counters import Counters
 
 
 @dataclass
-class GradientTally:
-    """The counters of one run; ``state_dict`` and ``load_state_dict`` carry them over a resume.
+class GradientTally(Counters):
+    """The counters of one run.
 
-    Gradients are counted in trajectories, environment steps only where their gradient was used.
-
-    Args:
-        window: episodes in the recent mean return, about: whole updates are taken until there are so many.
-        workers: workers, real or logical.
+    Gradients are counted in trajectories, environment steps only where their gradient was used.  ``window`` episodes,
+    about: whole updates are taken until there are so many.
     """
 
-    window: int
-    workers: int
-    env_steps: int = 0
-    updates: int = 0
-    episodes: int = 0
-    wall_s: float = 0.0
-    idle_s: float = 0.0
+    WIRE = ("weight_messages", "weight_bytes", "gradient_messages", "gradient_bytes", "control_bytes")
+
     used: int = 0
     stale: int = 0
     rejected: int = 0
     cancelled: int = 0
-    lag_sum: int = 0
-    lag_max: int = 0
-    before: dict[str, int] = field(default_factory=lambda: dict.fromkeys(WIRE, 0))
-    wire: dict[str, int] = field(default_factory=lambda: dict.fromkeys(WIRE, 0))
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.used_by = [0] * self.workers
         self.not_finite_by = [0] * self.workers
         self._cancelled_before = 0
@@ -55,34 +42,19 @@ class GradientTally:
 
         not_finite: by worker, gradients refused since the run was last started.
         """
-        units, done = update.units, update.aggregate
-        self.env_steps += units.env_steps
-        self.updates += 1
-        self.episodes += units.episodes
-        self.wall_s += seconds
-        self.idle_s += idle_s
+        units, done, step = update.units, update.aggregate, update.step
+        self._count(units.env_steps, units.episodes, seconds, idle_s, done.lag, _wire(stats))
         self.used += done.tally.used
         self.stale += done.tally.stale
         self.rejected += done.tally.rejected
         self.cancelled = self._cancelled_before + sum(stats.cancelled.values())
         self.lag_sum += done.lag
-        self.lag_max = max(self.lag_max, done.lag)
         for worker in range(self.workers):
             self.used_by[worker] += int(done.counts[worker])
             self.not_finite_by[worker] = self._not_finite_before[worker] + not_finite.get(worker, 0)
         self._remember(units)
-        self.wire = {name: self.before[name] + count for name, count in _wire(stats).items()}
-        step = update.step
         return {
-            "update": self.updates,
-            "env_steps": self.env_steps,
-            "wall_s": self.wall_s,
-            "steps_per_s": units.env_steps / seconds,
-            "idle_share": idle_s / seconds,
-            "return_mean": self.return_mean,
-            "return_std": self.return_std,
-            "length_mean": self.length_mean,
-            "episodes": self.episodes,
+            **self._record(units.env_steps, seconds, idle_s),
             "update_return_mean": units.return_mean,
             **self._counts(),
             "used": done.tally.used,
@@ -95,7 +67,6 @@ class GradientTally:
             "moved": step.moved,
             "lag_mean": float(done.lag),
             "lag_max": done.lag,
-            **self.wire,
         }
 
     def _remember(self, units: Units) -> None:
@@ -107,7 +78,6 @@ class GradientTally:
 
     @property
     def settled(self) -> bool:
-        """Whether there are ``window`` episodes."""
         return self.recent_episodes >= self.window
 
     @property
@@ -122,7 +92,6 @@ class GradientTally:
 
     @property
     def return_std(self) -> float:
-        """Their standard deviation."""
         if not self._recent:
             return math.nan
         mean, total = self.return_mean, self.recent_episodes
@@ -130,7 +99,6 @@ class GradientTally:
 
     @property
     def length_mean(self) -> float:
-        """Their mean length."""
         return self._mean(3)
 
     def _mean(self, place: int) -> float:
@@ -158,45 +126,26 @@ class GradientTally:
     def summary(self) -> dict[str, Any]:
         """The counters, under the names of summary.json; what a gradient method has nothing of is 0 or NaN."""
         return {
-            "env_steps": self.env_steps,
-            "updates": self.updates,
-            "wall_s": self.wall_s,
-            "steps_per_s": self.env_steps / self.wall_s if self.wall_s else 0.0,
-            "idle_share": self.idle_s / self.wall_s if self.wall_s else 0.0,
-            "return_mean": self.return_mean,
-            "return_std": self.return_std,
-            "episodes": self.episodes,
+            **super().summary(),
             **self._counts(),
-            **self.wire,
             "weight_requests": 0,
             "probe_bytes": 0,
             "rollout_bytes": 0,
             "lag_mean": self.lag_sum / self.updates if self.updates else 0.0,
-            "lag_max": self.lag_max,
             "kl_mean": math.nan,
         }
 
-    _PLAIN = (
-        "env_steps", "updates", "episodes", "wall_s", "idle_s", "used", "stale", "rejected", "cancelled", "lag_sum",
-        "lag_max",
-    )  # fmt: skip
-
     def state_dict(self) -> dict[str, Any]:
-        """Everything, as plain numbers and lists."""
-        plain = {name: getattr(self, name) for name in self._PLAIN}
         lists = {"used_by": list(self.used_by), "not_finite_by": list(self.not_finite_by)}
-        return {**plain, **lists, "wire": dict(self.wire), "recent": [list(one) for one in self._recent]}
+        return {**super().state_dict(), **lists, "recent": [list(one) for one in self._recent]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on from what ``state_dict`` gave; workers that were not there begin at 0, those that left are left."""
-        for name in self._PLAIN:
-            setattr(self, name, state[name])
+        super().load_state_dict(state)
         self._cancelled_before = self.cancelled
         for name in ("used_by", "not_finite_by"):
             setattr(self, name, (state[name] + [0] * self.workers)[: self.workers])
         self._not_finite_before = list(self.not_finite_by)
-        self.before = {name: state["wire"].get(name, 0) for name in WIRE}
-        self.wire = dict(self.before)
         self._recent = deque(
             (int(n), float(mean), float(var), float(length)) for n, mean, var, length in state["recent"]
         )

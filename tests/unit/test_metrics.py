@@ -14,7 +14,7 @@ import pytest
 from clusterenv_hpc.rollout import Episodes, Rollout
 from clusterenv_hpc.run.metrics import MetricsWriter, RunLog, cut_metrics, finite, read_metrics, write_json
 from clusterenv_hpc.run.source import trim
-from clusterenv_hpc.run.tally import WIRE, Tally
+from clusterenv_hpc.run.tally import Tally
 from clusterenv_hpc.stats import Stats
 
 
@@ -191,7 +191,7 @@ def test_counters_go_on_over_a_resume() -> None:
     assert second.summary() == first.summary()
     second.add(rollout([[1, 1]], version=1, returns=[5.0]), stats(2), seconds=1.0)  # the wire counts from 0 again
     assert second.summary() == once.summary()
-    assert set(WIRE) <= set(once.summary())
+    assert set(Tally.WIRE) <= set(once.summary())
 
 
 # -- the last update -----------------------------------------------------------------------------------------------
