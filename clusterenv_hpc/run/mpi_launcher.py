@@ -213,7 +213,8 @@ def rank_environment(environ: Mapping[str, str] | None = None, ranks: int | None
         ranks: how many share this machine; found in ``environ`` if not given.
 
     Where ranks outnumber cores, MPI must not spin: MPICH's default is 200 times slower there than with its progress
-    throttle, and Open MPI yields by itself only under its own launcher.  A worker computes in one thread.
+    throttle, and Open MPI yields by itself only under its own launcher.  A worker computes in one thread.  Under
+    ``mpirun --with-ft ulfm`` nobody may wait in MPI's finalisation for a rank that died: one such end in ten hung.
     """
     environ = os.environ if environ is None else environ
     ranks = ranks_on_this_host(environ) if ranks is None else ranks
@@ -222,6 +223,8 @@ def rank_environment(environ: Mapping[str, str] | None = None, ranks: int | None
         wanted["MPIR_CVAR_CH4_PROGRESS_THROTTLE"] = "1"
         wanted["MPIR_CVAR_CH4_PROGRESS_THROTTLE_NO_PROGRESS_COUNT"] = "16"
         wanted["OMPI_MCA_mpi_yield_when_idle"] = "1"
+    if "OMPI_MCA_mpi_ft_enable" in environ:
+        wanted["OMPI_MCA_async_mpi_finalize"] = "1"
     if (world_rank(environ) or 0) > 0:
         wanted |= worker_threads(environ)
     return {name: value for name, value in wanted.items() if name not in environ}

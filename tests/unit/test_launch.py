@@ -476,6 +476,8 @@ def test_mpi_is_throttled_only_where_ranks_outnumber_cores(monkeypatch: pytest.M
     assert throttle in rank_environment({"SLURM_STEP_TASKS_PER_NODE": "5(x3)"})
     assert throttle not in rank_environment({"MPI_LOCALNRANKS": "3"})
     assert throttle not in rank_environment({})
+    no_barrier = "OMPI_MCA_async_mpi_finalize"
+    assert no_barrier not in crowded and rank_environment({"OMPI_MCA_mpi_ft_enable": "1"})[no_barrier] == "1"
 
 
 def test_threads_follow_the_role() -> None:
