@@ -57,13 +57,25 @@ def table(rows: dict[tuple[str, str], dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def draw(rows: dict[tuple[str, str], dict[str, Any]], path: Path) -> None:
+def tables() -> dict[str, str]:
+    """By name, as the pages ask for them."""
+    return {"returns": table(stored())}
+
+
+def stored() -> dict[tuple[str, str], dict[str, Any]]:
+    """A row for each case and rule of results.json."""
+    results = json.loads((HERE / "results.json").read_text())
+    return {key: row(runs) for key, runs in grouped(results).items()}
+
+
+def draw(path: Path = HERE / "aps.png") -> Path:
     """Greedy return against bytes of weights and probes, a point for each seed and a mark for the mean."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    rows = stored()
     cases = list(dict.fromkeys(case for case, _ in rows))
     figure, axes = pyplot.subplots(1, len(cases), figsize=(4.5 * len(cases), 3.6), squeeze=False)
     for axis, case in zip(axes[0], cases, strict=True):
@@ -85,13 +97,14 @@ def draw(rows: dict[tuple[str, str], dict[str, Any]], path: Path) -> None:
         axis.legend()
     figure.tight_layout()
     figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+    return path
 
 
 def main() -> int:
     """Print the table, write the figure."""
-    rows = {key: row(runs) for key, runs in grouped(json.loads((HERE / "results.json").read_text())).items()}
-    print(table(rows))
-    draw(rows, HERE / "aps.png")
+    print(table(stored()))
+    print(draw())
     return 0
 
 

@@ -1,0 +1,83 @@
+"""What a learner's work costs, against workers, message size, environment and policy:
+
+    python experiments/scaling/run.py                 all that is missing of results.json
+    python experiments/scaling/run.py --for 150       begins no other measurement after so many seconds
+
+All is measured by ``clusterenv-hpc bench`` and by ``weights.py``, each in a run of its own; ``report.py`` draws.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+STORE = HERE / "results.json"
+
+WORKERS = (1, 2, 4, 8, 16)
+SECONDS = "seconds=1"
+
+
+def measurements() -> Iterator[tuple[str, list[str]]]:
+    """Name and command of each, what matters most first."""
+    bench = [sys.executable, "-m", "clusterenv_hpc.cli", "bench"]
+    for workers in WORKERS:
+        yield f"workers {workers}", [*bench, "rollout", f"workers={workers}", SECONDS, "repeats=3"]
+    for num_steps in (8, 32, 128, 512):
+        asked = ["env=cartpole", f"num_steps={num_steps}", SECONDS, "repeats=3"]
+        yield f"message {num_steps}", [*bench, "learner", *asked]
+    for workers in WORKERS:
+        yield f"flood {workers}", [*bench, "learner", "env=cartpole", f"workers={workers}", SECONDS, "repeats=3"]
+    for hidden in (64, 256, 1024):
+        yield f"policy {hidden}", [sys.executable, str(HERE / "weights.py"), str(hidden)]
+    for env in ("acrobot", "hopper", "humanoid"):
+        yield f"env {env}", [*bench, "rollout", f"env={env}", "workers=2", SECONDS, "repeats=3"]
+    yield "env flood", [*bench, "learner", "env=cartpole,acrobot,lunarlander,hopper,humanoid", SECONDS, "repeats=1"]
+
+
+def measure(command: list[str]) -> dict[str, Any] | None:
+    """The JSON that ``command`` writes."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "result.json")
+        done = subprocess.run([*command, f"json={file}"], stdout=subprocess.DEVNULL, timeout=280)
+        if done.returncode or not file.exists():
+            print(f"exit code {done.returncode}: {' '.join(command)}", file=sys.stderr)
+            return None
+        return json.loads(file.read_text())
+
+
+def main() -> int:
+    """0 when all is there, 3 if time was up before, 1 if something failed."""
+    words = argparse.ArgumentParser(description=__doc__)
+    words.add_argument("--only", default="", help="measurements whose name begins so")
+    words.add_argument("--for", type=float, default=float("inf"), dest="seconds")
+    given, began = words.parse_args(), time.monotonic()
+    results: dict[str, Any] = json.loads(STORE.read_text()) if STORE.exists() else {}
+    failed = 0
+    for name, command in measurements():
+        if name in results or not name.startswith(given.only):
+            continue
+        if time.monotonic() - began > given.seconds:
+            print("more is missing: run this again")
+            return 3
+        print(f"== {name}", flush=True)
+        told = measure(command)
+        failed += told is None
+        if told is not None:
+            results[name] = told
+            aside = STORE.with_suffix(".tmp")
+            aside.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
+            os.replace(aside, STORE)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
