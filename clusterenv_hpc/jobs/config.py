@@ -99,7 +99,7 @@ class SlurmConfig:
     setup: list[str] = field(default_factory=list, metadata=about("shell lines to run before the ranks are started"))
     env: dict[str, str] = field(default_factory=dict, metadata=about("environment variables for all ranks"))
     sbatch: list[str] = field(
-        default_factory=list, metadata=about("further #SBATCH options: [--comment=mine, --switches=1]")
+        default_factory=list, metadata=about('further #SBATCH options: ["--comment=mine","--switches=1"]')
     )
     srun_args: list[str] = field(default_factory=list, metadata=about("further options of srun, or of mpiexec"))
     python: str | None = key(None, "the Python to start on the nodes; null: the one that submits")

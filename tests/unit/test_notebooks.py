@@ -23,6 +23,16 @@ def test_stored_without_outputs_and_without_a_machines_paths(path):
     assert len([cell for cell in cells if cell["cell_type"] == "markdown"]) * 2 >= len(code), "it shall teach"
 
 
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_what_the_text_links_to_is_there(path):
+    repository = FOLDER.parents[1]
+    text = "".join("".join(cell["source"]) for cell in json.loads(path.read_text())["cells"])
+    for page in re.findall(r"`(docs/\w+\.md)`", text):
+        assert (repository / page).is_file(), page
+    for other in re.findall(r"`(\w+\.ipynb)`", text):
+        assert (FOLDER / other).is_file(), other
+
+
 @pytest.mark.needs("notebook")
 def test_quickstart_runs(tmp_path):
     shown = execute("quickstart.ipynb", tmp_path, 100, TOTAL_STEPS=20_000, EPISODES=4)
