@@ -90,9 +90,7 @@ def run_command(command: str, page: Path, cwd: Path, mpiexec: Callable[..., Any]
         assert words[1] == "-n" and words[3] == "python", command
         mpiexec(int(words[2]), str(cwd / words[4]), *words[5:], env={"PYTHONPATH": str(cwd)}, timeout=100).check()
     elif program == "python":
-        if words[1].startswith("docs/"):
-            run([sys.executable, *words[1:]], REPOSITORY)
-        elif words[1].startswith("experiments/"):
+        if words[1].startswith(("docs/", "experiments/")):
             assert (REPOSITORY / words[1]).is_file(), f"{page.name}: {command}"
         elif words[1] != "-m":
             run([sys.executable, *words[1:]], cwd)
