@@ -89,7 +89,7 @@ train: $(SETUP)
 # First what the tests on a real Slurm cluster need, where this machine may install it (root on Debian or Ubuntu; nothing
 # to do the next time).  Then all three run, whatever the first says; pytest's closing line stands last.
 test: $(SETUP_DEV)
-	@if said=$$(timeout -k 10 600 slurm/devcluster/install 2>&1 </dev/null); then \
+	@if said=$$(timeout -k 10 600 slurm/devcluster/install --sacct 2>&1 </dev/null); then \
 		if [ -n "$$said" ]; then echo "$$said"; fi; \
 	elif [ "$${CI:-}" = true ]; then \
 		printf '%s\nCI: no test may be skipped for want of these packages\n' "$$said" >&2; exit 1; \

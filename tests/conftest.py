@@ -66,6 +66,7 @@ NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
     "setpriv": (lambda: shutil.which("setpriv") is not None, "apt install util-linux"),
     "compiler": (lambda: shutil.which("cc") is not None, "apt install gcc libc6-dev"),
     "slurm": (lambda: _has_commands("slurmctld", "slurmd", "srun", "munged"), "as root: slurm/devcluster/install"),
+    "accounts": (lambda: _has_commands("slurmdbd", "mariadbd"), "as root: slurm/devcluster/install --sacct"),
     "namespaces": (_has_namespaces, "root, outside of a user namespace"),
     "envpool": (_package("envpool"), "pip install 'clusterenv_hpc[envpool]'"),
     "mujoco": (_package("mujoco"), "pip install 'clusterenv_hpc[mujoco]'"),

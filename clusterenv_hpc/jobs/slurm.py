@@ -160,11 +160,11 @@ def look_all(job: str, *, timeout_s: float = CALL_S) -> list[JobInfo]:
     except SlurmRefused as error:
         if "nvalid job id" not in error.said:
             raise
-        return [_from_accounts(job, timeout_s)]
+        return [from_accounts(job, timeout_s=timeout_s)]
     records = [_record(line) for line in shown.splitlines() if line.strip()]
     if any("JobId" not in record or "JobState" not in record for record in records):
         raise SlurmError(f"scontrol show job {job} answered {_shortened(shown)}; expected JobId=... JobState=...")
-    return [_info(record) for record in records] or [_from_accounts(job, timeout_s)]
+    return [_info(record) for record in records] or [from_accounts(job, timeout_s=timeout_s)]
 
 
 def _record(line: str) -> dict[str, str]:
@@ -213,8 +213,8 @@ def _count(tasks: str) -> int:
     return max(total, 1)
 
 
-def _from_accounts(job: str, timeout_s: float) -> JobInfo:
-    """A job that the controller has forgotten, as far as there is a database; UNKNOWN otherwise."""
+def from_accounts(job: str, *, timeout_s: float = CALL_S) -> JobInfo:
+    """A job that the controller has forgotten, as far as there is a database; UNKNOWN otherwise.  Never raises."""
     words = ["sacct", "-X", "-n", "-P", "-j", job, "-o", "JobID,State,ElapsedRaw,ExitCode,NodeList,Partition,JobName"]
     try:
         lines = [line.split("|", 6) for line in call(words, timeout_s=timeout_s).splitlines() if line.strip()]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -124,6 +126,20 @@ def test_without_namespaces(labs):
     lab = Lab(labs / "a", DEVCLUSTER_NODES="2", DEVCLUSTER_PORT="27817")
     lab("up", "multi")
     assert sorted(lab.shell("srun --nodes=2 sh -c 'echo $SLURMD_NODENAME'").split()) == ["node1", "node2"]
+    lab("down")
+    assert not lab.processes()
+
+
+@pytest.mark.needs("accounts")
+def test_with_accounts_a_job_is_known_after_the_controller_has_forgotten_it(labs):
+    lab = Lab(labs / "a", DEVCLUSTER_NODES="1", DEVCLUSTER_SACCT="1")
+    lab("up", "netns")
+    jobs = [lab.shell(f"sbatch --parsable --output=/dev/null --wrap 'exit {code}'").strip() for code in (0, 3)]
+    lab.shell('while [ -n "$(squeue --noheader)" ]; do sleep 0.1; done')
+    program = f"from clusterenv_hpc.jobs import slurm; print(*(slurm.from_accounts(job).state for job in {jobs}))"
+    deadline = time.monotonic() + 20
+    while (states := lab.shell(f'{sys.executable} -c "{program}"').split()) != ["COMPLETED", "FAILED"]:
+        assert time.monotonic() < deadline, states
     lab("down")
     assert not lab.processes()
 
