@@ -154,7 +154,7 @@ class LaunchedJob:
         if self.cluster == "debug" and not self.job.cancelled and (error := self.job.exception()) is not None:
             from clusterenv_hpc.run.errors import describe
 
-            raise JobFailed(f"job {self.job_id}: {describe(error)}") from error
+            raise JobFailed(self._failure("FAILED", self.summary() or {"exit_reason": describe(error)})) from error
         while True:
             now = time.monotonic()
             try:
@@ -181,6 +181,7 @@ class LaunchedJob:
     def _failure(self, state: str, summary: Mapping[str, Any]) -> str:
         told = f", its run says: {summary['exit_reason']}" if summary.get("exit_reason") else ", its run says nothing"
         lines = [line for line in self._errors().strip().splitlines() if line.strip()]
+        lines = [line for line in lines if line.startswith("clusterenv-hpc: ")] or lines  # behind ours stand tracebacks
         last = f"; last line: {lines[-1].strip()}" if lines else ""
         return f"job {self.job_id} is over ({state}){told}{last}; see {self._output() or self.directory}"
 

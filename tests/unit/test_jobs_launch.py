@@ -27,6 +27,9 @@ SHORT = ["env=cartpole", "total_steps=600", "eval.episodes=0", "algo.num_steps=1
          "algo.minibatch_size=64", "log.tensorboard=false"]  # fmt: skip
 
 
+BROKEN = "def make():\n    raise RuntimeError('no licence')\n"
+
+
 @pytest.fixture
 def fake(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -243,23 +246,27 @@ def test_without_slurm_a_run_is_a_process_of_this_machine(tmp_path, monkeypatch)
 
 def test_a_run_that_fails_on_this_machine_says_so_at_once(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "broken.py").write_text("def make():\n    raise RuntimeError('no licence')\n")
+    (tmp_path / "broken.py").write_text(BROKEN)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    job = clusterenv_hpc.launch([*SHORT, "env.id=broken:make", "workers=0"], cluster="local")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    job = clusterenv_hpc.launch([*SHORT, "env.id=broken:make", "env.backend=sync", "workers=0"], cluster="local")
     with pytest.raises(JobFailed, match=r"is over .*no licence"):
         job.result(timeout_s=60, every_s=0.1)
 
 
-def test_debug_runs_within_result_and_fails_without_a_debugger(tmp_path, monkeypatch):
+def test_debug_runs_within_result_and_fails_without_a_debugger(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     job = clusterenv_hpc.launch([*SHORT, "workers=0"], cluster="debug")
     assert job.state == "PENDING" and not job.done
     assert job.result()["env_steps"] == 600 and job.state == "COMPLETED"
-    (tmp_path / "broken.py").write_text("def make():\n    raise RuntimeError('no licence')\n")
+    (tmp_path / "broken.py").write_text(BROKEN)
     monkeypatch.syspath_prepend(str(tmp_path))
-    failing = clusterenv_hpc.launch([*SHORT, "env.id=broken:make", "workers=0", "name=x"], cluster="debug")
-    with pytest.raises(JobFailed, match="no licence"):
+    failing = clusterenv_hpc.launch(
+        [*SHORT, "env.id=broken:make", "env.backend=sync", "workers=0", "name=x"], cluster="debug"
+    )
+    with pytest.raises(JobFailed, match=r"FAILED.*exit code 1; its output says why"):
         failing.result()
+    assert "no licence" in capfd.readouterr().err
     unwanted = clusterenv_hpc.launch([*SHORT, "name=y"], cluster="debug")
     unwanted.cancel()
     assert unwanted.state == "CANCELLED"
