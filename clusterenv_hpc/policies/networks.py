@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
+from torch.nn.functional import softplus
 
 from .distributions import DiagonalGaussian, Distribution, distribution_for
 from .protocol import PolicyError, Tree
@@ -30,8 +31,9 @@ class ActorCritic(nn.Module):
     activation: "tanh", "relu", "elu" or "silu"; convolutions always use ReLU.
     critic: "separate" gives it layers of its own (Andrychowicz et al. 2021 found that better for small networks), and
         then only the actor travels to the workers; "shared" puts two heads on one trunk.
-    distribution: defaults to the one for the action space.  A Gaussian's log std are free parameters, not outputs
-        of the network, and start at ``log_std``.
+    distribution: defaults to the one for the action space.
+    std: a Gaussian's standard deviations are "free" parameters, alike in all states, or outputs of the network
+        through "softplus", as in arXiv 2509.24305.  Their logarithms start at ``log_std``, or near it.
 
     Observations: a tree of tensors with any leading batch dimensions.  Vectors are used as they are, images (uint8,
     rank 2 or 3, either channel order) pass convolutions, discrete kinds are one-hot.  Raises ``PolicyError`` for a
@@ -47,12 +49,15 @@ class ActorCritic(nn.Module):
         critic: Literal["separate", "shared"] = "separate",
         distribution: Distribution | None = None,
         log_std: float = 0.0,
+        std: Literal["free", "softplus"] = "free",
     ) -> None:
         super().__init__()
         if activation not in _ACTIVATIONS:
             raise ValueError(f"activation={activation!r} is not known; allowed: {', '.join(_ACTIVATIONS)}.")
         if critic not in ("separate", "shared"):
             raise ValueError(f"critic={critic!r} is not known; allowed: separate, shared.")
+        if std not in ("free", "softplus"):
+            raise ValueError(f"std={std!r} is not known; allowed: free, softplus.")
         if any(not isinstance(width, (int, np.integer)) or width < 1 for width in hidden):
             raise ValueError(f"hidden={tuple(hidden)!r}; expected widths that are whole numbers of at least 1.")
         self.distribution = distribution_for(action_space) if distribution is None else distribution
@@ -60,11 +65,11 @@ class ActorCritic(nn.Module):
         if critic == "shared":
             layers, features = _trunk(observation_space, hidden, activation)
             self.trunk = nn.Sequential(*layers)
-            self.actor = nn.Sequential(_head(features, self.distribution, log_std))
+            self.actor = nn.Sequential(_head(features, self.distribution, log_std, std))
             self.critic = nn.Sequential(_linear(features, 1, gain=1.0))
         else:
             layers, features = _trunk(observation_space, hidden, activation)
-            self.actor = nn.Sequential(*layers, _head(features, self.distribution, log_std))
+            self.actor = nn.Sequential(*layers, _head(features, self.distribution, log_std, std))
             layers, features = _trunk(observation_space, hidden, activation)
             self.critic = nn.Sequential(*layers, _linear(features, 1, gain=1.0))
 
@@ -99,6 +104,24 @@ class _GaussianHead(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         mean = self.mean(features)
         return torch.cat((mean, self.log_std.expand_as(mean)), -1)
+
+
+class _SoftplusHead(nn.Module):
+    """Means and, through softplus, standard deviations from one linear layer; as flat parameters with log std."""
+
+    def __init__(self, features: int, size: int, log_std: float) -> None:
+        super().__init__()
+        self.outputs = _linear(features, 2 * size, gain=0.01)
+        limit = DiagonalGaussian.LOG_STD_LIMIT
+        std = math.exp(min(max(log_std, -limit), limit))
+        assert isinstance(self.outputs.bias, Tensor)
+        with torch.no_grad():
+            self.outputs.bias[size:] = std + math.log(-math.expm1(-std))  # whose softplus is std
+
+    def forward(self, features: Tensor) -> Tensor:
+        mean, raw = self.outputs(features).chunk(2, -1)
+        # Far below 0 softplus(x) is exp(x), and then nothing.
+        return torch.cat((mean, torch.where(raw < -15.0, raw, softplus(raw.clamp_min(-15.0)).log())), -1)
 
 
 class _Vector(nn.Module):
@@ -244,9 +267,10 @@ def _trunk(space: gymnasium.Space[Any], hidden: Sequence[int], activation: str) 
     return layers, features
 
 
-def _head(features: int, distribution: Distribution, log_std: float) -> nn.Module:
+def _head(features: int, distribution: Distribution, log_std: float, std: str) -> nn.Module:
     if isinstance(distribution, DiagonalGaussian):
-        return _GaussianHead(features, distribution.num_params // 2, log_std)
+        head = _GaussianHead if std == "free" else _SoftplusHead
+        return head(features, distribution.num_params // 2, log_std)
     return _linear(features, distribution.num_params, gain=0.01)
 
 

@@ -108,6 +108,7 @@ def _actor_critic(
         critic=policy.critic,  # type: ignore[arg-type]
         distribution=distribution or distribution_for(action_space),
         log_std=policy.log_std,
+        std=policy.std,  # type: ignore[arg-type]
     )
 
 

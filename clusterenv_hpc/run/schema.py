@@ -137,6 +137,11 @@ class PolicyConfig:
         "separate", "with layers of its own, or on one trunk with the actor", choices=("separate", "shared")
     )
     log_std: float = key(0.0, "continuous actions: logarithm of the standard deviation at the start")
+    std: str = key(
+        "free",
+        "continuous actions: standard deviations as parameters of their own, or from the network through softplus",
+        choices=("free", "softplus"),
+    )
     squash: str | None = key(
         None,
         "continuous actions: how they are kept within their bounds; null: clip, for the gradient methods tanh",

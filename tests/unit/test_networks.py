@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import random
 import re
 import warnings
@@ -163,6 +164,53 @@ def test_gaussian_log_std_are_parameters_that_start_where_told_and_learn():
     assert (policy.actor[-1].log_std.grad == 7).all()
 
 
+@pytest.mark.parametrize("log_std", [-3.0, 0.0, 2.0])
+def test_softplus_std_start_where_told_and_depend_on_the_state(log_std):
+    torch.manual_seed(0)
+    policy = ActorCritic(VECTOR, spaces.Box(-1, 1, (2,)), log_std=log_std, std="softplus")
+    params = policy(torch.randn(50, 8))
+    torch.testing.assert_close(params[:, 2:], torch.full((50, 2), log_std), rtol=0, atol=0.05)
+    assert params[:, 2].std() > 0 and not hasattr(policy.actor[-1], "log_std")
+    policy.actor[-1].outputs.weight.data *= 100
+    features = torch.randn(50, 8)
+    raw = policy.actor(features), policy.actor[-1].outputs(policy.actor[:-1](features))
+    torch.testing.assert_close(raw[0][:, 2:].exp(), (1 + raw[1][:, 2:].double().exp()).log().float())
+
+
+def test_softplus_std_in_the_closed_forms():
+    """Log-probability, entropy and KL of the raw sample, from deviations by hand; gradients reach the deviations."""
+    torch.manual_seed(1)
+    space = spaces.Box(-1, 1, (2,))
+    policy = ActorCritic(VECTOR, space, std="softplus", hidden=(16,)).double()
+    policy.actor[-1].outputs.weight.data *= 100
+    seen, other, u = torch.randn(20, 8).double(), torch.randn(20, 8).double(), torch.randn(20, 2).double()
+
+    def by_hand(x):
+        mean, raw = policy.actor[-1].outputs(policy.actor[:-1](x)).chunk(2, -1)
+        return mean, torch.log1p(raw.exp())
+
+    (m, s), (n, t) = by_hand(seen), by_hand(other)
+    d, p, q = policy.distribution, policy(seen), policy(other)
+    density = torch.distributions.Normal(m, s)
+    torch.testing.assert_close(d.log_prob(p, u), density.log_prob(u).sum(-1))
+    torch.testing.assert_close(d.entropy(p), (s.log() + 0.5 * math.log(2 * math.pi * math.e)).sum(-1))
+    kl = (t.log() - s.log() + (s**2 + (m - n) ** 2) / (2 * t**2) - 0.5).sum(-1)
+    torch.testing.assert_close(d.kl(p, q), kl)
+    d.log_prob(p, u).sum().backward()
+    assert (policy.actor[-1].outputs.weight.grad[2:] != 0).any()
+
+
+def test_softplus_std_far_below_and_above_zero_stay_finite():
+    policy = ActorCritic(VECTOR, spaces.Box(-1, 1, (2,)), std="softplus")
+    for value, expected in ((-300.0, -300.0), (-16.0, -16.0), (300.0, math.log(300.0))):
+        policy.zero_grad()
+        policy.actor[-1].outputs.bias.data[2:] = value
+        params = policy(torch.zeros(3, 8))
+        torch.testing.assert_close(params[:, 2:], torch.full((3, 2), expected))
+        params.sum().backward()
+        assert all(p.grad is None or torch.isfinite(p.grad).all() for p in policy.parameters())
+
+
 @pytest.mark.parametrize("activation", ["tanh", "relu", "elu", "silu"])
 def test_activations_and_depths(activation):
     for hidden in ((), (5,), (8, 8, 8)):
@@ -173,6 +221,7 @@ def test_activations_and_depths(activation):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
+        ({"std": "exp"}, "'exp'.*free, softplus"),
         ({"activation": "sine"}, "'sine'.*tanh, relu"),
         ({"critic": "none"}, "'none'.*separate, shared"),
         ({"hidden": (64, 0)}, r"\(64, 0\).*at least 1"),
