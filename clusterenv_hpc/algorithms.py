@@ -119,6 +119,10 @@ class TD3Config(Replaying):
     critic_hidden: int = key(256, "units in each of the critics' two layers", ge=1)
 
 
+MOST = 2**31 - 1
+"""A count beyond this is a slip of the finger."""
+
+
 @dataclass
 class GradientMethod:
     """Workers return gradients of fixed-length trajectories, and the learner averages them (arXiv 2509.24305).
@@ -126,7 +130,7 @@ class GradientMethod:
     The keys that several of these methods share; ``gradients.*`` says how gradients travel.
     """
 
-    horizon: int = key(200, "H: steps of a trajectory, whatever happens in it", ge=1)
+    horizon: int = key(200, "H: steps of a trajectory, whatever happens in it", ge=1, le=MOST)
     ending: str = key(
         "absorb", "an episode that ends before: no more rewards, or another follows", choices=("absorb", "reset")
     )
@@ -159,8 +163,8 @@ class GradientMethod:
 class RoundMethod(GradientMethod):
     """Methods that make an update of many gradients."""
 
-    M: int = key(20, "trajectories in an update; what envs_per_worker brings beyond is used too", ge=1)
-    M_init: int | None = key(None, "of the first update; null: M", ge=1)
+    M: int = key(20, "trajectories in an update; what envs_per_worker brings beyond is used too", ge=1, le=MOST)
+    M_init: int | None = key(None, "of the first update; null: M", ge=1, le=MOST)
 
 
 @dataclass

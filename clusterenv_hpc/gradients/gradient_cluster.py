@@ -18,9 +18,8 @@ from __future__ import annotations
 import copy
 import logging
 import os
-import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any
 
@@ -45,8 +44,9 @@ from clusterenv_hpc.worker import GRACE_S, run_worker
 log = logging.getLogger(__name__)
 
 WARN_AFTER_S = 10.0
+LOOK_EVERY_S = 0.05
 REFUSALS_ALLOWED = 100
-"""Gradients of one worker, in a row, that are not finite, before the learner gives up."""
+"""Gradients of a worker that is needed, in a row, that are not finite, before the learner gives up."""
 
 
 class GradientCluster:
@@ -141,6 +141,30 @@ class GradientCluster:
 
     # -- updates ------------------------------------------------------------------------------------------------------
 
+    def wait(self, give_up: Callable[[], bool] = lambda: False) -> bool:
+        """Wait until the rule is met; False as soon as ``give_up()``, which is asked now and then, says so.
+
+        Nothing has changed then, and another call goes on waiting.  Raises what :meth:`update` does.
+        """
+        if self.closed or self._crew.broken:
+            raise ClusterError("update() was called after close() or after a worker had failed")
+        began = looked = time.monotonic()
+        warned, busy, given_up = False, False, False
+
+        def met() -> bool:
+            nonlocal warned, busy, looked, given_up
+            busy = self._link.poll(self._take)
+            if (now := time.monotonic()) > looked + LOOK_EVERY_S:
+                looked, given_up = now, give_up()
+                if not warned and now > began + WARN_AFTER_S and (needed := self.rule.waiting_for()):
+                    warned = True
+                    log.warning("version %d waits for %s", self.rule.version, self._crew.names(needed))
+            return self.rule.ready() or given_up
+
+        what = f"computing gradients of version {self.rule.version}"
+        self._crew.wait(met, self.rule.waiting_for, what, lambda: busy)
+        return self.rule.ready()
+
     def update(self) -> Update:
         """Wait until the rule is met, make the optimizer's update, and send the next point out.
 
@@ -148,30 +172,18 @@ class GradientCluster:
             SilenceError: a worker that the rule cannot do without was silent for too long, or all were.
             WorkerError: a worker failed, or gives nothing but gradients that are not finite.
         """
-        if self.closed or self._crew.broken:
-            raise ClusterError("update() was called after close() or after a worker had failed")
-        self._sums = np.zeros((self.num_workers, len(SUMMED)))
-        began, warned, busy = time.monotonic(), False, False
-
-        def met() -> bool:
-            nonlocal warned, busy
-            busy = self._link.poll(self._take)
-            if not warned and time.monotonic() > began + WARN_AFTER_S and (needed := self.rule.waiting_for()):
-                warned = True
-                log.warning("version %d waits for %s", self.rule.version, self._crew.names(needed))
-            return self.rule.ready()
-
-        what = f"computing gradients of version {self.rule.version}"
-        self._crew.wait(met, self.rule.waiting_for, what, lambda: busy)
+        self.wait()
         everybody = range(self.num_workers)
         done = self._link.estimate(lambda condition, what: self._crew.wait(condition, lambda: everybody, what))
         step = self.optimizer.step(done.gradient)
+        sums = self._sums
+        sums[done.counts == 0] = 0.0  # what was taken and then dropped, as begun shares are
         self._open_round([self.last_worker] if isinstance(self.rule, PerArrival) else everybody)
-        self._sums[done.counts == 0] = 0.0  # what was taken and then dropped, as begun shares are
-        return Update(step, done, units_of(self._sums.sum(axis=0)), [units_of(sums) for sums in self._sums])
+        return Update(step, done, units_of(sums.sum(axis=0)), [units_of(one) for one in sums])
 
     def _open_round(self, workers: Iterable[int]) -> None:
         target = self._first_target if self.optimizer.updates == 0 else None
+        self._sums = np.zeros((self.num_workers, len(SUMMED)))
         absent = () if self.rule.needs_everyone else self._crew.lost
         self.rule.start(self.optimizer.updates, self.num_workers, target=target, absent=absent)
         self._link.announce(workers)
@@ -193,13 +205,19 @@ class GradientCluster:
             return
         if verdict is Verdict.REJECTED:
             self._refused[worker] += 1
-            if self._refused[worker] >= REFUSALS_ALLOWED:
+            if self._hopeless(worker):
                 raise WorkerError(
                     f"{self._crew.names([worker])}: its last {REFUSALS_ALLOWED} gradients were not finite; look at the "
                     "rewards of its environment, or choose a smaller alpha", worker + 1, self._crew.host(worker),
                 )  # fmt: skip
         if self.rule.fixed_share and (verdict is Verdict.REJECTED or isinstance(self.rule, PerArrival)):
             self._link.announce([worker])  # it gave one that does not count, and would rest now
+
+    def _hopeless(self, worker: int) -> bool:
+        """Whether nothing but refused gradients come from ``worker``, and the rule needs it; or from all that live."""
+        broken = {w for w, refused in enumerate(self._refused) if refused >= REFUSALS_ALLOWED}
+        others = set(range(self.num_workers)) - self._crew.lost - broken
+        return worker in broken and (worker in self.rule.waiting_for() or not others)
 
     # -- what is known ------------------------------------------------------------------------------------------------
 
@@ -226,11 +244,11 @@ class GradientCluster:
     # -- the end ------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Send the workers home."""
+        """Send the workers home.  One that does not go ends with the job, whose exit code then says so."""
         if self.is_learner and not self.closed:
             self.closed = True
             if missing := self._crew.dismiss():
-                raise ClusterError(f"{missing} did not leave within {GRACE_S:g} s")
+                log.warning("%s did not leave within %g s: the job is to be ended at its end", missing, GRACE_S)
             self._link.free()
             if self.channel.transport == "local":
                 self.channel.close()
@@ -243,10 +261,7 @@ class GradientCluster:
 
     def _leave(self, clean: bool) -> bool:
         if clean and not self.closed:
-            try:
-                self.close()
-            except ClusterError as error:
-                print(f"clusterenv-hpc: {error}", file=sys.stderr, flush=True)
+            self.close()
         return not self._crew.dismiss()
 
     def __enter__(self) -> GradientCluster:

@@ -52,6 +52,7 @@ class GradientCrew:
         """Workers that are known to be dead."""
         self._hellos: dict[int, dict[str, Any]] = {}
         self._left: set[int] = set()
+        self._dismissed = False
         self._heard = dict.fromkeys(range(self.size), time.monotonic())
 
     def meet(self, layout: str) -> None:
@@ -177,9 +178,10 @@ class GradientCrew:
 
     def dismiss(self) -> str:
         """Tell every worker to leave its process; the names of those that did not confirm it in time."""
-        for rank in self._missing():
+        for rank in [] if self._dismissed else self._missing():
             self.channel.send_note(rank, Stream.COMMAND, note(Command.LEAVE))
-        deadline, backoff = Deadline(GRACE_S), Backoff()
+        deadline, backoff = Deadline(0.0 if self._dismissed else GRACE_S), Backoff()
+        self._dismissed = True
         while self._missing() and not deadline.passed:
             try:
                 busy = self.listen()

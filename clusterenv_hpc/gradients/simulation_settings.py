@@ -33,16 +33,22 @@ def setting(default: Any, help: str) -> Any:
 class Settings:
     """All settings with their defaults; lists are written with commas, null is None."""
 
-    problem: str = setting("quadratic", f"what is maximised: {', '.join(PROBLEMS)}")
+    problem: str = setting(
+        "quadratic",
+        "what is maximised: quadratic, wells (not concave), two_tasks (two kinds of workers want different things)",
+    )
     size: int = setting(10, "parameters of it (two_tasks has 4)")
     sigma: float = setting(1.0, "standard deviation of a gradient's noise, over all entries together")
     epsilon: float = setting(0.05, "a run is timed until ||grad J|| is at most this")
     methods: tuple[str, ...] = setting(METHODS, "methods to compare")
     workers: tuple[int, ...] = setting((10, 30, 100), "numbers of workers")
-    times: tuple[str, ...] = setting(("equal", "sqrt", "straggler"), f"how compute times differ: {', '.join(TIMES)}")
+    times: tuple[str, ...] = setting(
+        ("equal", "sqrt", "straggler"),
+        "compute times h_i: equal (1), sqrt (of i), linear (i), straggler (1, the last longer), random (0.02 to 2)",
+    )
     straggler: float = setting(100.0, "compute time of the straggler, others have 1")
     jitter: str = setting("fixed", f"distribution of a single gradient's time: {', '.join(JITTERS)}")
-    communication: str = setting("none", "communication times: none, equal (1), or same as the compute times")
+    communication: str = setting("none", "communication times k_i: none (0), equal (1), or same as h_i")
     communication_scale: float = setting(1.0, "factor on them")
     transport: str = setting("p2p", "p2p or allreduce (afedpg has only p2p)")
     cancel: bool = setting(True, "whether work in flight is cancelled by a new point, or finished and dropped")

@@ -147,10 +147,17 @@ class GradientRun(LearnerRun):
         finally:
             logging.getLogger(LOGGER).removeHandler(handler)
 
-    def updates(self, envs: GradientCluster) -> Iterator[dict[str, Any]]:
+    def must_stop(self) -> bool:
+        """Whether a signal or the time limit forbids to wait for the end of a round: a slow worker may need long."""
+        return self.stop.reason is not None or (self.job is not None and bool(self.job.look()))
+
+    def updates(self, envs: GradientCluster) -> Iterator[dict[str, Any] | None]:
         while True:
             began = time.perf_counter()
             alpha = envs.optimizer.alpha
+            if not envs.wait(self.must_stop):  # the round is given up, and begins anew when the run goes on
+                yield None
+                continue
             update = envs.update()
             waited = time.perf_counter() - began
             self.learner.settle()

@@ -13,7 +13,7 @@ from gradient_ranks import Walk, make_policy, make_settings, train
 from clusterenv_hpc.comm.channel import ClusterError, SilenceError, WorkerError
 from clusterenv_hpc.comm.local import LocalHub
 from clusterenv_hpc.envs import EnvSource
-from clusterenv_hpc.gradients.aggregators import Malenia, MSynchronous, PerArrival, Rennala
+from clusterenv_hpc.gradients.aggregators import Malenia, MSynchronous, PerArrival, Rennala, Synchronous
 from clusterenv_hpc.gradients.gradient_cluster import GradientCluster
 from clusterenv_hpc.gradients.methods import METHODS
 from clusterenv_hpc.gradients.nigt import NIGT
@@ -97,6 +97,23 @@ def test_the_first_round_has_its_own_M():
     assert used == [10, 4, 4]
 
 
+@pytest.mark.parametrize("transport", ["p2p", "allreduce"])
+def test_a_wait_that_was_given_up_goes_on(transport):
+    results = []
+    for patience in (math.inf, 0.0):
+        optimizer, asked = NIGT(flat_weights(make_policy()), alpha=0.05), []
+        settings = make_settings(transport, compute_s=(0.03, 0.03))
+        with GradientCluster(settings, make_policy(), Synchronous(8), optimizer, num_workers=2) as cluster:
+            for _ in range(3):
+                while not cluster.wait(lambda: asked.append(1) or len(asked) > patience):  # noqa: B023
+                    assert optimizer.updates < 3
+                update = cluster.update()
+                assert update.units.episodes == 8
+        results.append(optimizer.iterate)
+        assert asked
+    np.testing.assert_array_equal(*results)
+
+
 def test_workers_of_their_own_tasks():
     sources = (EnvSource(Walk, {"goal": 2.0}), EnvSource(Walk, {"goal": -2.0}))
     train("malenia_nigt", make_settings(sources=sources), 4, num_workers=2, verify=True)
@@ -116,6 +133,16 @@ def test_a_worker_that_only_gives_nan(transport, caplog):
         with pytest.raises(WorkerError, match=r"rank 2 .*its last 100 gradients were not finite") as caught:
             train(name, settings, 5, num_workers=2)
         assert caught.value.rank == 2
+
+
+@pytest.mark.parametrize("name", ["rennala_nigt", "m_sync_nigt", "afedpg"])
+def test_a_worker_that_only_gives_nan_stops_nobody_who_can_do_without_it(name):
+    sources = (EnvSource(Walk), EnvSource(Walk, {"bad": True}))
+    result = train(name, make_settings(sources=sources, horizon=2), 150, num_workers=2, M=4)
+    assert result["not_finite"][1] > 200 and result["total"]["used"] >= 150 * 2
+    settings = make_settings(sources=sources[1:], horizon=2)
+    with pytest.raises(WorkerError, match=r"rank [12] .*its last 100 gradients were not finite"):
+        train(name, settings, 5, num_workers=2)
 
 
 def test_a_gradient_that_is_nan_once_is_asked_for_again():

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import signal
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -107,6 +111,20 @@ def test_a_resumed_run_is_bit_equal_where_counts_do_not_depend_on_timing(transpo
     assert metrics()[0]["used"] == 16 and summary()["resumed_from"] == f"update-{first:09d}.pt"
 
 
+@pytest.mark.parametrize(
+    ("algo", "transport"),
+    [(algo, by) for algo in METHODS for by in ("p2p", "allreduce") if (algo, by) != ("afedpg", "allreduce")],
+)
+def test_with_one_worker_every_resumed_run_is_bit_equal(algo: str, transport: str) -> None:
+    words = [f"gradients.transport={transport}", "logical_workers=1", "checkpoint.every_s=1000"]
+    assert train(algo, *words, "total_steps=400", "run_dir=whole") == 0
+    assert train(algo, *words, "total_steps=150") == 0
+    assert cli.main(["train", "run_dir=a", "resume=true", "total_steps=400"]) == 0
+    assert summary()["resumed_from"] and summary()["updates"] == summary("whole")["updates"]
+    one, other = (checkpoint(run)["optimizer"] for run in ("a", "whole"))
+    assert set(one) == set(other) and all(torch.equal(one[name], other[name]) for name in other)
+
+
 def test_both_transports_give_the_same_run() -> None:
     for transport in ("p2p", "allreduce"):
         assert train("sync_nigt", f"gradients.transport={transport}", "total_steps=300", f"run_dir={transport}") == 0
@@ -142,6 +160,23 @@ def test_a_worker_that_fails_ends_the_run_with_its_name(capsys: pytest.CaptureFi
     assert train("sync_nigt", "env.per_worker=[{},{kwargs:{broken:true}}]", "total_steps=300") == 1
     line = capsys.readouterr().err.splitlines()[-1]
     assert "rank 2 (worker, " in line and "the floor is gone" in line
+
+
+@pytest.mark.parametrize("transport", ["p2p", "allreduce"])
+def test_a_signal_does_not_wait_for_the_end_of_a_round(transport: str) -> None:
+    """A round of a million trajectories is given up, and the run saved as it was before."""
+    words = [f"gradients.transport={transport}"]
+    assert train("rennala_nigt", *words, "total_steps=200") == 0
+    timer = threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGTERM))
+    timer.start()
+    try:
+        began, first = time.monotonic(), summary()["updates"]
+        more = ["algo=rennala_nigt", "algo.M=1000000", "total_steps=100000000"]
+        assert cli.main(["train", "run_dir=a", "resume=true", *more]) == 143 and time.monotonic() < began + 10
+    finally:
+        timer.cancel()
+    told = summary()
+    assert told["exit_reason"] == "SIGTERM" and told["updates"] == first
 
 
 # -- the death of a worker -------------------------------------------------------------------------------------------
@@ -188,6 +223,10 @@ BAD = [
     ("algo=rennala_nigt algo.M=0", "algo.M=0: allowed: an integer >= 1"),
     ("algo=malenia_nigt algo.M=-3", "algo.M=-3: allowed: an integer >= 1"),
     ("algo=rennala_nigt algo.M=2.5", "algo.M=2.5: allowed: an integer"),
+    (
+        "algo=sync_nigt algo.M=1e30",
+        "algo.M=1000000000000000019884624838656: allowed: an integer >= 1 and <= 2147483647",
+    ),
     ("algo=rennala_nigt algo.M_init=0", "algo.M_init=0: allowed: an integer >= 1"),
     ("algo=rennala_nigt algo.eta=0", "algo.eta=0.0: allowed: a finite number > 0 and <= 1"),
     ("algo=sync_nigt algo.eta=1.01", "algo.eta=1.01: allowed: a finite number > 0 and <= 1"),
