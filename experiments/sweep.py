@@ -27,7 +27,7 @@ KEPT = (
     "env_id", "algo", "sync", "sync_settings", "seed", "workers", "num_envs", "env_steps", "updates", "wall_s",
     "steps_per_s", "return_mean", "return_std", "episodes", "weight_messages", "weight_bytes", "weight_requests",
     "probe_bytes", "rollout_bytes", "lag_mean", "lag_max", "kl_mean", "eval_return_mean", "eval_return_std",
-    "eval_episodes", "exit_reason",
+    "eval_episodes", "exit_reason", "gradients_used", "units_cancelled", "shares",
 )  # fmt: skip
 
 FINISHED = ("completed", "solved")
@@ -74,7 +74,7 @@ def main(argv: list[str]) -> int:
             continue
         facts = circumstances([])
         facts["command"] = shlex.join(["clusterenv-hpc", "train", *overrides])
-        results[name] = {**{key: summary.get(key) for key in KEPT}, **facts}
+        results[name] = {**{key: summary[key] for key in KEPT if key in summary}, **facts}
         aside = store.with_suffix(".tmp")
         aside.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
         os.replace(aside, store)

@@ -13,6 +13,7 @@ import pytest
 from clusterenv_hpc.gradients import theory
 
 SCRIPT = Path(__file__).parents[1] / "gradient_ranks.py"
+TWO_TASKS = Path(__file__).parents[2] / "experiments" / "nigt" / "two_tasks.py"
 Run = tuple[str, str, int, dict[str, Any]]
 """Method, transport, updates, settings."""
 
@@ -102,14 +103,31 @@ def test_communication_delays_are_real(train: Any) -> None:
     assert 4 * 0.3 <= reduced["seconds"] < p2p["seconds"]
 
 
-def test_two_tasks(train: Any) -> None:
-    """Malenia gives both workers' tasks the same weight, whatever their speeds; AFedPG's updates are the fast one's."""
+def test_unlike_tasks_have_the_same_weight_with_malenia(train: Any) -> None:
+    """... whatever the workers' speeds; AFedPG's updates are the fast one's."""
     settings = {"envs": [{"goal": 2.0}, {"goal": -2.0}], "compute_s": [0.01, 0.1], "envs_per_worker": 1}
     malenia, afedpg = train(
         2, ("malenia_nigt", "p2p", 4, {**settings, "verify": True}), ("afedpg", "p2p", 40, settings)
     )
     assert malenia["counts"][0] > 2 * malenia["counts"][1] > 0
     assert afedpg["total"]["used"] == 40 and afedpg["units"]["0"] > 3 * afedpg["units"]["1"]
+
+
+def test_malenia_solves_two_tasks_sooner_than_synchronous_and_afedpg_does_not(mpiexec: Any) -> None:
+    """By the ratio of the round times; a busy moment is given another chance.  AFedPG has twice sync_nigt's time."""
+    h, M, unit = np.array([1.0, 10.0]), 10, 0.015
+    expected = theory.synchronous_round(h, M) / theory.malenia_round_exact(h, M)
+    found = []
+    for _ in range(3):
+        words = ("malenia_nigt", "sync_nigt", "afedpg", f"unit={unit}", f"limit={8 * 50 * unit}")
+        ran = mpiexec(3, TWO_TASKS, *words).check()
+        malenia, sync, afedpg = (json.loads(line) for line in ran.stdout.splitlines())
+        assert min(malenia["J"], sync["J"]) >= 0.4 and malenia["used"][0] > 2 * malenia["used"][1] > 0
+        assert afedpg["seconds"] is None and afedpg["J"] < 0.1 and afedpg["updates"] > 100
+        found.append(sync["seconds"] / malenia["seconds"])
+        if found[-1] == pytest.approx(expected, rel=0.25):
+            return
+    pytest.fail(f"ratios {found}, expected {expected:.3g}")
 
 
 def test_a_failing_worker_ends_the_job_with_its_name(mpiexec: Any) -> None:

@@ -1,0 +1,130 @@
+"""All methods on virtual time, to 10,000 workers, beside the theory: simulated.json and simulated.png.
+
+    python experiments/nigt/simulated.py               what is missing, then the table and the figure
+    python experiments/nigt/simulated.py sqrt equal    only these scenarios
+    python experiments/nigt/simulated.py --draw        the table and the figure of what is stored
+
+Every scenario is one call of ``clusterenv-hpc simulate``, which keeps its results cell by cell under
+``runs/experiments/nigt-simulated/``: a call that is stopped goes on where it was.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from clusterenv_hpc.bench.command import circumstances
+from clusterenv_hpc.gradients import simulate
+
+HERE = Path(__file__).resolve().parent
+STORE = HERE / "simulated.json"
+METHODS = ("rennala_nigt", "malenia_nigt", "sync_nigt", "m_sync_nigt", "rennala_pg", "afedpg")
+COMMON = [
+    "sigma=1",
+    "epsilon=0.05",
+    "M=20",
+    "seeds=3",
+    "alphas=0.25,0.125,0.0625,0.03125,0.015625,0.00390625",
+    "max_gradients=300000",
+]
+MANY = "workers=10,100,1000,10000"
+SCENARIOS = {
+    "equal": [MANY, "times=equal"],
+    "sqrt": [MANY, "times=sqrt", "communication=same"],
+    "costly": [MANY, "times=sqrt", "communication=same", "communication_scale=13"],
+    "straggler": [MANY, "times=straggler", "straggler=100"],
+    "two_tasks": ["problem=two_tasks", "sigma=0.5", "workers=2", "times=straggler", "straggler=10"],
+}
+"""The factor on costly communication is d^(1/4) for a policy of some 30,000 weights."""
+KEPT = ("workers", "method", "alpha", "time", "low", "high", "updates", "gradients", "stale", "theory_round")
+
+
+def run(name: str) -> dict[str, Any]:
+    """One scenario: begun, continued, or read if it is done."""
+    own = {word.partition("=")[0] for word in SCENARIOS[name]}
+    words = [word for word in COMMON if word.partition("=")[0] not in own]
+    words += [*SCENARIOS[name], f"methods={','.join(METHODS)}"]
+    print(f"== {name}: clusterenv-hpc simulate {shlex.join(words)}", flush=True)
+    out = Path("runs", "experiments", "nigt-simulated", name)
+    if simulate.main([*words, f"out={out}"]):
+        raise SystemExit(1)
+    cells = json.loads((out / "results.json").read_text())["cells"]
+    facts = circumstances([])
+    facts["command"] = shlex.join(["clusterenv-hpc", "simulate", *words])
+    return {**facts, "cells": [{key: cell[key] for key in KEPT} for cell in cells]}
+
+
+def table(results: dict[str, Any]) -> str:
+    """Markdown: the virtual time of each method, and Rennala's gain beside the theory's."""
+    lines = [
+        "| scenario | workers | " + " | ".join(METHODS) + " | rennala_nigt against sync_nigt: measured (round times) |",
+        "|---" * (len(METHODS) + 3) + "|",
+    ]
+    for name, told in results.items():
+        by_key = {(cell["workers"], cell["method"]): cell for cell in told["cells"]}
+        for workers in sorted({cell["workers"] for cell in told["cells"]}):
+            row = [by_key[workers, method] for method in METHODS]
+            times = ["-" if cell["time"] is None else f"{cell['time']:,.4g}" for cell in row]
+            rennala, sync = row[METHODS.index("rennala_nigt")], row[METHODS.index("sync_nigt")]
+            gain = "-"
+            if rennala["time"] and sync["time"]:
+                gain = f"{sync['time'] / rennala['time']:.2f}"
+                if "communication=" not in told["command"]:
+                    gain += f" ({sync['theory_round'] / rennala['theory_round']:.2f})"
+            lines.append(f"| {name} | {workers:,} | " + " | ".join(times) + f" | {gain} |")
+    return "\n".join(lines)
+
+
+def draw(results: dict[str, Any], path: Path) -> None:
+    """Time against workers, a panel for each scenario; dashed, the theory's time of a round, scaled to the line."""
+    import numpy as np
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    shown = [name for name in results if name != "two_tasks"]
+    figure = Figure(figsize=(4.2 * len(shown), 4.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = np.atleast_1d(figure.subplots(1, len(shown), sharey=True))
+    for axes, name in zip(panels, shown, strict=True):
+        for number, method in enumerate(METHODS):
+            line = [cell for cell in results[name]["cells"] if cell["method"] == method and cell["time"]]
+            line.sort(key=lambda cell: cell["workers"])
+            if not line:
+                continue
+            n, took = (np.array([cell[key] for cell in line], dtype=float) for key in ("workers", "time"))
+            axes.plot(n, took, marker="o", markersize=4, color=f"C{number}", label=method)
+            expected = np.array([cell["theory_round"] for cell in line], dtype=float)
+            scale = np.exp(np.mean(np.log(took / expected)))
+            axes.plot(n, scale * expected, color=f"C{number}", linestyle="--", linewidth=1)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_title(name)
+        axes.set_xlabel("workers")
+        axes.grid(alpha=0.3)
+    panels[0].set_ylabel("virtual time until ||grad J|| <= 0.05")
+    panels[0].legend(fontsize="small")
+    figure.savefig(path, dpi=110)
+
+
+def main(argv: list[str]) -> int:
+    """Run what is missing; write the store after each scenario."""
+    results: dict[str, Any] = json.loads(STORE.read_text()) if STORE.exists() else {}
+    wanted = [name for name in argv if not name.startswith("-")] or list(SCENARIOS)
+    for name in [] if "--draw" in argv else wanted:
+        if name not in results:
+            results[name] = run(name)
+            aside = STORE.with_suffix(".tmp")
+            aside.write_text(json.dumps(results, indent=1) + "\n")
+            os.replace(aside, STORE)
+    results = {name: results[name] for name in SCENARIOS if name in results}
+    print(table(results))
+    draw(results, HERE / "simulated.png")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
