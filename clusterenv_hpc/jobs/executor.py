@@ -18,6 +18,9 @@ from clusterenv_hpc.jobs.environment import scrubbed_environment
 LONG_MINUTES = 60 * 24 * 30
 """submitit's time limit of a process on this machine, where none is asked for."""
 
+LEFT_OUT = "left-out"
+"""Stands for what submitit would set by itself, such as five minutes, and a site's own default shall decide."""
+
 FOLDER = "submitit"
 """Below the run's directory: what submitit keeps of a job, and what its tasks print."""
 
@@ -88,8 +91,9 @@ def _parameters(config: SlurmConfig, directories: Sequence[Path], workers: int, 
         "gpus-per-node": config.gpus_per_node,
         "begin": config.begin,
         "nice": config.nice,
-        "time": config.time,
-        "signal": f"{config.signal}@{config.lead_s}",
+        "time": config.time or LEFT_OUT,
+        "signal": f"{config.signal}@{config.lead_s}" if config.lead_s else LEFT_OUT,
+        "wckey": LEFT_OUT,
     }
     for line in config.sbatch:
         name, _, value = line.lstrip("-").partition("=")
@@ -151,5 +155,6 @@ def submitting() -> Iterator[None]:
 
 def _submit(executor: Any, path: Path) -> list[str]:
     """Hands submitit's script to sbatch, and leaves submitit to print the answer."""
-    path.write_text(path.read_text().replace("#SBATCH --wckey=submitit\n", ""))  # a site may allow its own only
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(line for line in lines if not line.endswith(f"={LEFT_OUT}\n")))
     return ["echo", f"Submitted batch job {slurm.submit(str(path))}"]

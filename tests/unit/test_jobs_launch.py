@@ -124,10 +124,19 @@ def test_a_job_is_submitted_and_remembered(sbatch, tmp_path):
         "#SBATCH --signal=USR2@120", "module load gcc/13 || exit 1",
     ):  # fmt: skip
         assert line in lines, f"{line}\n{script}"
-    assert "--qos" not in script and "#SBATCH --requeue" not in script and "wckey" not in script
+    assert "--qos" not in script and "#SBATCH --requeue" not in script
     assert "export NOTE='it'\"'\"'s'" in script
     assert re.search(r"srun .*--mpi=pmi2 .*--cpus-per-task=2", script) and "--max-restarts=0" in script
     assert subprocess.run(["/bin/bash", "-n"], input=script, text=True).returncode == 0
+
+
+def test_what_is_not_set_is_left_to_the_site(sbatch):
+    """submitit would set five minutes, and a wckey of its own."""
+    script = script_of(clusterenv_hpc.launch([*WORDS, "slurm.signal_lead_s=0"], ntasks=4).directory)
+    options = [line.removeprefix("#SBATCH --") for line in script.splitlines() if line.startswith("#SBATCH")]
+    names = {option.partition("=")[0] for option in options}
+    assert names == {"error", "output", "job-name", "nodes", "ntasks-per-node", "open-mode", "requeue"}, script
+    assert "nodes=1" in options and "ntasks-per-node=4" in options
 
 
 def test_a_key_can_be_a_word_or_a_keyword(sbatch):
