@@ -51,6 +51,7 @@ CASES = {
     "preempted (SIGTERM)": Case(signal.SIGTERM),
     "preempted (SIGUSR2)": Case(signal.SIGUSR2),
     "disk full": Case(disk="full"),
+    "usual file system": Case(disk="usual"),
     "slow file system": Case(disk="slow"),
 }
 
@@ -133,7 +134,7 @@ def measure(case: Case) -> dict[str, Any]:
         if case.disk == "slow":
             Path(patch, "sitecustomize.py").write_text(SLOW)
         process = start(run, mark, path=patch if case.disk == "slow" else "")
-        if case.disk == "slow":
+        if case.disk in ("usual", "slow"):
             said, _ = process.communicate(timeout=150)
             summary = json.loads((run / "summary.json").read_text())
             return {"exit_code": process.returncode, "steps_per_s": summary["steps_per_s"], "steps_lost": 0}

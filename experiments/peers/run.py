@@ -15,6 +15,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Iterator
@@ -97,32 +98,36 @@ def measure(entry: Entry, asked: dict[str, Any]) -> dict[str, Any]:
     environ = {**os.environ, **dict([mark.split("=")]), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     python = Path(sys.executable) if entry.peer is None else python_of(entry.peer)
     driver = HERE / "drivers" / f"{entry.driver}.py"
-    process = subprocess.Popen(
-        [str(python), str(driver), json.dumps(asked)], env=environ, stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True,
-    )  # fmt: skip
-    peak, began, ended = 0, time.monotonic(), None
-    os.set_blocking(process.stdout.fileno(), False)
-    output = ""
+    with tempfile.TemporaryDirectory() as folder:
+        said = Path(folder, "said.txt")
+        with said.open("w") as out:
+            process = subprocess.Popen(
+                [str(python), str(driver), json.dumps(asked)], env=environ, stdin=subprocess.DEVNULL, stdout=out,
+                stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+        peak = watched(process, mark, asked["seconds"] + START_S, said)
+        output = said.read_text(errors="replace")
+    for line in reversed(output.splitlines()):
+        if line.startswith("{") and '"steps_per_s"' in line:
+            return {**json.loads(line), "peak_mb": round(peak / 1e3, 1)}
+    return {"error": output[-1500:] or f"no answer, exit code {process.returncode}"}
+
+
+def watched(process: subprocess.Popen[bytes], mark: str, limit_s: float, said: Path) -> int:
+    """Waits until it has answered, or for ``limit_s``; ends what is left of it; the peak memory in kB."""
+    peak, began, answered = 0, time.monotonic(), None
     while process.poll() is None:
         time.sleep(1.0)
-        output += process.stdout.read() or ""
-        peak = max(peak, proportional_kb(marked(mark)))
-        answered = output.rstrip().endswith("}") and '"steps_per_s"' in output
-        if answered and ended is None:
-            ended = time.monotonic()
-        late = time.monotonic() - began > asked["seconds"] + START_S
-        if late or (ended is not None and time.monotonic() - ended > 5.0):  # said all, and does not leave
+        peak, now = max(peak, proportional_kb(marked(mark))), time.monotonic()
+        if answered is None and '"steps_per_s"' in said.read_text(errors="replace"):
+            answered = now
+        if now - began > limit_s or (answered is not None and now - answered > 5.0):  # said all, and does not leave
             break
     for pid in marked(mark):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     process.wait()
-    output += process.stdout.read() or ""
-    for line in reversed(output.splitlines()):
-        if line.startswith("{") and '"steps_per_s"' in line:
-            return {**json.loads(line), "peak_mb": round(peak / 1e3, 1)}
-    return {"error": output[-1500:] or f"no answer, exit code {process.returncode}"}
+    return peak
 
 
 def main() -> int:

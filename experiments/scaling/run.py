@@ -23,24 +23,27 @@ HERE = Path(__file__).resolve().parent
 STORE = HERE / "results.json"
 
 WORKERS = (1, 2, 4, 8, 16)
-SECONDS = "seconds=1"
+SHORT = ["seconds=0.8", "repeats=3"]
 
 
 def measurements() -> Iterator[tuple[str, list[str]]]:
     """Name and command of each, what matters most first."""
     bench = [sys.executable, "-m", "clusterenv_hpc.cli", "bench"]
     for workers in WORKERS:
-        yield f"workers {workers}", [*bench, "rollout", f"workers={workers}", SECONDS, "repeats=3"]
+        yield f"workers {workers}", [*bench, "rollout", f"workers={workers}", *SHORT]
     for num_steps in (8, 32, 128, 512):
-        asked = ["env=cartpole", f"num_steps={num_steps}", SECONDS, "repeats=3"]
+        asked = ["env=cartpole", f"num_steps={num_steps}", *SHORT]
         yield f"message {num_steps}", [*bench, "learner", *asked]
     for workers in WORKERS:
-        yield f"flood {workers}", [*bench, "learner", "env=cartpole", f"workers={workers}", SECONDS, "repeats=3"]
+        yield f"flood {workers}", [*bench, "learner", "env=cartpole", f"workers={workers}", *SHORT]
     for hidden in (64, 256, 1024):
         yield f"policy {hidden}", [sys.executable, str(HERE / "weights.py"), str(hidden)]
     for env in ("acrobot", "hopper", "humanoid"):
-        yield f"env {env}", [*bench, "rollout", f"env={env}", "workers=2", SECONDS, "repeats=3"]
-    yield "env flood", [*bench, "learner", "env=cartpole,acrobot,lunarlander,hopper,humanoid", SECONDS, "repeats=1"]
+        yield f"env {env}", [*bench, "rollout", f"env={env}", "workers=2", *SHORT]
+    yield (
+        "env flood",
+        [*bench, "learner", "env=cartpole,acrobot,lunarlander,hopper,humanoid", "seconds=0.8", "repeats=1"],
+    )
 
 
 def measure(command: list[str]) -> dict[str, Any] | None:

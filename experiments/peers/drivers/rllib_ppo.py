@@ -16,6 +16,11 @@ from ray.tune.registry import register_env
 from work import ENVS_PER_WORKER, HIDDEN, TASKS, WINDOW, WORKERS, Returns, answer, request, timed
 
 
+def log_return(*, episode, metrics_logger, **_: object) -> None:
+    """Every episode's return: RLlib's own mean over a window is one of means, of fewer episodes than it seems."""
+    metrics_logger.log_value("all_returns", float(episode.get_return()), reduce="item_series")
+
+
 def main() -> None:
     """One measurement."""
     asked = request()
@@ -46,6 +51,7 @@ def main() -> None:
                 fcnet_hiddens=[HIDDEN, HIDDEN], fcnet_activation="tanh", vf_share_layers=False
             )
         )
+        .callbacks(on_episode_end=log_return)
         .reporting(metrics_num_episodes_for_smoothing=WINDOW, min_time_s_per_iteration=0)
         .debugging(seed=asked["seed"], log_level="ERROR")
     )  # fmt: skip
@@ -68,9 +74,7 @@ def main() -> None:
         while returns.seconds < asked["seconds"]:
             told = algorithm.train()["env_runners"]
             steps = int(told["num_env_steps_sampled_lifetime"])
-            # RLlib's own mean over the window stands for its hundred episodes.
-            mean = told.get("episode_return_mean")
-            if mean is not None and returns.add([mean / scale] * WINDOW, steps):
+            if returns.add([ended / scale for ended in told.get("all_returns", [])], steps):
                 break
         answer(returns.told(steps))
     algorithm.stop()
