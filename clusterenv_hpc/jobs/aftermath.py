@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import time
 from pathlib import Path
@@ -19,6 +20,12 @@ from clusterenv_hpc.jobs.slurm import SlurmError, look, requeue
 
 FINAL = (0, 1, 2, REQUEUE_OFF, REQUEUE_FAILED, 130)
 """Exit codes that a run chose: it is over, was refused, has failed of itself, or was stopped."""
+
+NO_START = (128 + signal.SIGALRM, 15, 16)
+"""Exit codes of ranks whose MPI did not start: ended by their own alarm, or by MPICH.  Another time it may."""
+
+EARLY_RESTARTS = 2
+"""How often such a job is requeued."""
 
 OVER = ("completed", "solved")
 """Exit reasons of a run that has come to its end."""
@@ -46,10 +53,13 @@ def main(argv: list[str] | None = None) -> int:
         return int(args.code)
     job = read_slurm()
     assert job is not None
-    say(
-        f"a rank was killed (exit code {args.code}); job {job.label} goes back to the queue, and on from the last "
-        f"checkpoint in {args.run_dir}"
-    )
+    if begun:
+        say(
+            f"a rank was killed (exit code {args.code}); job {job.label} goes back to the queue, and on from the last "
+            f"checkpoint in {args.run_dir}"
+        )
+    else:
+        say(f"MPI did not start (exit code {args.code}); job {job.label} goes back to the queue, and tries again")
     try:
         requeue(job.label, timeout_s=REQUEUE_S)
     except SlurmError as error:
@@ -73,14 +83,15 @@ def why_not(code: int, told: str, max_restarts: int, begun: bool) -> str | None:
         return "the run ended by itself"
     if told.startswith("failed"):  # trying again would end the same way
         return f"the run {told}"
-    if not begun:
+    if not begun and code not in NO_START:
         return "they ended before the run had begun"
     try:
         job = read_slurm()
         if job is None:
             return "this is no Slurm job"
-        if job.restart_count >= max_restarts:
-            return f"it was restarted {job.restart_count} times, and at most {max_restarts} are allowed"
+        allowed = max_restarts if begun else min(EARLY_RESTARTS, max_restarts)
+        if job.restart_count >= allowed:
+            return f"it was restarted {job.restart_count} times, and at most {allowed} are allowed"
         info = look(job.label)
     except (SlurmEnvironmentError, SlurmError) as error:
         return str(error)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import signal
 import socket
 import sys
 from collections.abc import Sequence
@@ -21,6 +22,9 @@ from clusterenv_hpc.run.errors import describe, exit_code
 from clusterenv_hpc.run.launch import in_mpi_world, launch_ranks, rank_environment
 from clusterenv_hpc.run.run_dir import asked_for, claim
 from clusterenv_hpc.run.schema import DEFAULT_WORKERS, VARIANTS, Config, EnvConfig, PolicyConfig
+
+MPI_START_S = 300
+"""How long MPI may take to start, in whole seconds: ranks that cannot agree would wait for each other for ever."""
 
 
 def main(argv: list[str]) -> int:
@@ -58,8 +62,10 @@ def start_rank(overrides: Sequence[str], show: bool = False) -> int:
     """One rank's life, as srun or an MPI launcher started it."""
     os.environ |= rank_environment()  # before MPI and torch are imported, which read it
     clear_leftovers()
+    signal.alarm(MPI_START_S)  # ends this process, even within MPI_Init, where no Python runs
     from clusterenv_hpc.comm.mpi import MPI
 
+    signal.alarm(0)
     comm = MPI.COMM_WORLD
     rank, size = comm.Get_rank(), comm.Get_size()
     try:

@@ -220,6 +220,17 @@ def test_ranks_that_never_began_are_not_started_over_and_over(fake, monkeypatch,
     assert not fake.calls and "before the run had begun" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("code", [142, 15, 16])
+def test_a_job_whose_mpi_did_not_start_tries_again_but_not_for_ever(fake, monkeypatch, tmp_path, capsys, code):
+    fake.job("RUNNING")
+    assert after(monkeypatch, tmp_path, code) == code
+    assert fake.calls[-1] == "scontrol requeue 7" and f"MPI did not start (exit code {code})" in capsys.readouterr().err
+    calls = len(fake.calls)
+    assert after(monkeypatch, tmp_path, code, SLURM_RESTART_COUNT="2") == code
+    assert after(monkeypatch, tmp_path, code, "--max-restarts=0", SLURM_RESTART_COUNT="0") == code
+    assert len(fake.calls) == calls and "at most 0 are allowed" in capsys.readouterr().err
+
+
 def test_damaged_summaries_and_a_slurm_that_is_down_are_survived(fake, monkeypatch, tmp_path, capsys):
     fake.answers("scontrol", err="down\n", code=1)
     (tmp_path / "summary.json").write_text('{"exit_reason": ')

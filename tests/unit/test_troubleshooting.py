@@ -13,9 +13,8 @@ PAGE = (REPOSITORY / "docs/troubleshooting.md").read_text()
 
 ROWS = [line for line in PAGE.splitlines() if line.startswith("| `")]
 MESSAGES = [re.findall(r"`([^`]+)`", row.split(" | ")[0])[0] for row in ROWS]
-SLURMS_OWN = [
-    message for message, row in zip(MESSAGES, ROWS, strict=True) if "(Slurm's)" in row.split(" | ")[0]
-]  # fmt: skip
+OTHERS = re.compile(r"\((Slurm|srun)'s\)")
+SLURMS_OWN = [message for message, row in zip(MESSAGES, ROWS, strict=True) if OTHERS.search(row.split(" | ")[0])]
 
 
 def texts(tree: ast.AST) -> list[str]:
