@@ -27,7 +27,11 @@ SECTIONS = (
     ("clusterenv_hpc.envs.solver", None, ("Solver", "run_solver", "SolverError")),
     ("clusterenv_hpc.envs.delays", None, ("Delay",)),
     ("clusterenv_hpc.run.checkpoint", None, ("CheckpointStore", "CheckpointError")),
-    ("clusterenv_hpc.comm.channel", "What goes wrong, in `ClusterEnv`'s methods.", ("ClusterError",)),
+    (
+        "clusterenv_hpc.comm.channel",
+        "What goes wrong, in `ClusterEnv`'s methods.",
+        ("ClusterError", "HandshakeError", "WorkerError", "SilenceError"),
+    ),
 )
 """Module, an introduction (None: its docstring), and which names (None: its ``__all__``)."""
 
@@ -202,7 +206,8 @@ def fenced(lines: list[str]) -> list[str]:
     return ["```text", *lines, "```"]
 
 
-ITEM = re.compile(r"^(\s*)(\*{0,2}\w[\w.*]*(?:\([^)]*\))?(?:, \*{0,2}\w[\w.*]*)*): +(\S.*)$")
+ITEM = re.compile(r"^(\s*)(?!None:)(\*{0,2}\w[\w.*]*(?:\([^)]*\))?(?:, \*{0,2}\w[\w.*]*)*): +(\S.*)$")
+SEVERAL = re.compile(r"(?<=\.)  (?=[\w*]+(?:, [\w*]+)*: )")
 HEADING = re.compile(r"^(Args|Returns|Raises|Attributes|Yields):$")
 
 
@@ -227,7 +232,7 @@ def block(lines: list[str]) -> list[str]:
 def items(lines: list[str]) -> list[str]:
     """``name: what it is`` lines as a list; lines without a name go on with the one before."""
     out: list[str] = []
-    for line in lines:
+    for line in SEVERAL.sub("\n", "\n".join(lines)).splitlines():
         found = ITEM.match(line)
         if found and not found[1]:
             out.append(f"- `{found[2]}`: {found[3]}")
