@@ -138,7 +138,9 @@ def output_of(target: Target) -> Path | None:
         if output and Path(output).is_file():
             return Path(output)
     if target.directory is not None:
-        older = sorted(target.directory.glob("slurm-*.out"), key=lambda path: path.stat().st_mtime)
+        patterns = ("slurm-*.out", "submitit/*/*_0_log.out")  # of a launched job: the learner's
+        found_here = (path for pattern in patterns for path in target.directory.glob(pattern))
+        older = sorted(found_here, key=lambda path: path.stat().st_mtime)
         return older[-1] if older else None
     return None
 

@@ -228,6 +228,16 @@ def test_logs_show_the_end_and_follow_to_the_end(fake, run, capsys):
     assert cli.main(["logs", "7", "-n", "1", "--follow"]) == 0
 
 
+def test_logs_of_a_launched_job_are_the_learners(fake, run, capsys):
+    folder = run / "submitit/7"
+    folder.mkdir(parents=True)
+    for rank in (0, 1):
+        (folder / f"7_{rank}_log.out").write_text(f"rank {rank}\n")
+    fake.answers("scontrol", err="slurm_load_jobs error: Invalid job id specified\n", code=1)
+    assert cli.main(["logs", str(run)]) == 0
+    assert capsys.readouterr().out == "rank 0\n"
+
+
 def test_list_shows_each_job_with_its_run(fake, run, capsys):
     fake.answers("squeue", "12_3|PENDING|0:00|1:00:00|p||Priority|other\n7|RUNNING|0:42|1:00|p|n1|None|x\n")
     fake.answers("scontrol", err="slurm_load_jobs error: Invalid job id specified\n", code=1)
