@@ -176,16 +176,22 @@ class Acting:
         with _one_thread():
             collector.collect(slot, num_steps, poll)
         self._tell_restarts()
-        header = slot.arrays["header"]
-        header["sequence"] = self._sequence
-        header["kl_count"], header["kl_sum"] = len(self._readings), sum(self._readings)
-        header["kl_last"] = self._readings[-1] if self._readings else np.nan
-        header["seconds_env"], header["seconds_policy"] = collector.seconds_env, collector.seconds_policy
-        header["seconds_wait"] = self._waited_s
+        header, readings = slot.arrays["header"], self._readings
+        header[0] = (
+            self._sequence,
+            header["episodes"][0],
+            header["probes"][0],
+            len(readings),
+            sum(readings),
+            readings[-1] if readings else np.nan,
+            collector.seconds_env,
+            collector.seconds_policy,
+            self._waited_s,
+        )
         self._readings.clear()
         self._waited_s = 0.0
         if self._rule.needs_divergence:
-            self._probes.keep(self._sequence, slot, collector.space, collector.envs.num_envs)
+            self._probes.keep(self._sequence, slot, collector.space)
         self._sequence += 1
         offset, dtype, _ = slot.layout.fields["episodes"]
         used = offset + int(header["episodes"][0]) * dtype.itemsize

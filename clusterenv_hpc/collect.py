@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .comm.channel import Handle
-from .comm.messages import Buffer, Layout, Leaf, RolloutShape
+from .comm.messages import Buffer, Layout, Leaf, RolloutShape, pick
 from .envs.build import SyncEnvs, autoreset_mode_of
 from .envs.spaces import join, leaves, map_tree, split
 from .policies.distributions import Distribution
@@ -301,7 +301,7 @@ class Collector:
         index = np.flatnonzero(valid)
         probe_index = arrays["probe_index"]
         count = min(len(probe_index), len(index))
-        probe_index[:count] = self.probe_random.choice(index, size=count, replace=False)
+        probe_index[:count] = self.probe_random.choice(index, size=count, replace=False, shuffle=False)
         arrays["header"]["probes"] = count
 
     def _cut_episodes(
@@ -393,12 +393,11 @@ class ProbeStates:
     def __init__(self) -> None:
         self._kept: dict[int, Any] = {}
 
-    def keep(self, sequence: int, slot: Slot, space: Any, num_envs: int) -> None:
+    def keep(self, sequence: int, slot: Slot, space: Any) -> None:
         """Remember the states that ``slot``'s probe index names."""
         arrays = slot.arrays
         index = arrays["probe_index"][: int(arrays["header"]["probes"][0])]
-        steps, rows = np.divmod(index, num_envs)
-        blocks = [arrays[f"observation{i}"][steps, rows] for i in range(len(slot.observations[0]))]
+        blocks = [pick(arrays[f"observation{i}"], index) for i in range(len(slot.observations[0]))]
         self._kept[sequence] = map_tree(torch.from_numpy, join(space, blocks))
         while len(self._kept) > self.KEEP:
             del self._kept[min(self._kept)]

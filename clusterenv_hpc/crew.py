@@ -16,6 +16,9 @@ from .stats import Stats
 from .worker import GRACE_S
 
 CLOSE_S = 30.0
+LOOK_EVERY_S = 0.1
+"""How often a wait that others' messages end asks whether somebody has fallen silent."""
+
 AWAY_S = 1.0
 """How long the learner may look elsewhere before that counts as its own silence, and not as the workers'."""
 
@@ -149,6 +152,8 @@ class Crew:
             SilenceError: a worker was not heard of for the time that is taken for its death.
         """
         now = time.monotonic()
+        if now - self._looked < LOOK_EVERY_S:
+            return
         if now - self._looked > AWAY_S:  # nobody could be heard
             for peer in self.active:
                 peer.heard = now

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -12,13 +13,29 @@ from numpy.typing import NDArray
 
 from .comm.channel import Backoff
 from .comm.codec import encode
-from .comm.messages import Buffer, Command, Leaf, RolloutShape, Tag, probe_note, weights_layout
+from .comm.messages import (
+    EPISODE,
+    ROLLOUT_HEADER,
+    Buffer,
+    Command,
+    Leaf,
+    RolloutShape,
+    Tag,
+    probe_note,
+    weights_layout,
+)
 from .crew import Crew
 from .envs.spaces import join, leaves
 from .peer import RING, Peer, Store, copy_probe_states
 from .policies import as_tensors, distribution_of, flat_weights, num_weights
 from .rollout import Episodes, Rollout
 from .sync import SyncRule
+
+SENDING_S = 200e-6
+"""The longest sleep while a rollout is on its way, in seconds."""
+
+GAP_WEIGHT = 0.2
+"""Of the newest gap between two rollouts, in their running mean."""
 
 
 class Detached:
@@ -178,8 +195,10 @@ class Detached:
             crew.command(peer, Command.STREAM, encode([num_steps, self.version]))
         self.streaming = True
         ready: list[Peer] = []
-        # Nobody waits for the learner here, and its cores may be the workers' too: look up seldom.
+        # Nobody waits for the learner here, and its cores may be the workers' too: look up seldom, some two times for
+        # each rollout; but often once one has begun to come, which may need both sides to move.
         patience = Backoff(spin_s=0.0, first_s=50e-6, longest_s=5e-3)
+        gap_s, last = 0.0, time.perf_counter()
 
         def came() -> bool:
             self._listen()
@@ -191,12 +210,17 @@ class Detached:
                     self._turn = (self._turn + i + 1) % len(active)
                     ready.append(peer)
                     return True
+            if any(peer.sending for peer in active):
+                patience.hurry(SENDING_S)
             return False
 
         try:
             while self.streaming and number == self._streams:
                 crew.wait(came, lambda: crew.silence(crew.active, f"collecting {num_steps} steps"), backoff=patience)
                 peer = ready.pop()
+                now = time.perf_counter()
+                gap_s, last = gap_s + GAP_WEIGHT * (now - last - gap_s), now
+                patience.expect(max(gap_s * (0.8 if len(crew.active) > 1 else 0.5), 50e-6))
                 yield self._single(peer, self._take(peer))
                 if self.streaming and number == self._streams:
                     peer.replenish()
@@ -248,29 +272,28 @@ class Detached:
         """The rollout that has come from ``peer``, counted."""
         layout, stats = peer.layout, self._crew.stats
         views = layout.views(peer.take())
-        header = views["header"][0]
-        stats.received["rollout"].add(
-            layout.fields["episodes"][0] + int(header["episodes"]) * views["episodes"].itemsize
-        )
+        header = dict(zip(ROLLOUT_HEADER.names or (), views["header"].item(), strict=True))
+        stats.received["rollout"].add(layout.fields["episodes"][0] + header["episodes"] * EPISODE.itemsize)
         stats.env_steps[peer.world_rank] += int(np.count_nonzero(views["valid"]))
+        seconds = stats.seconds[peer.world_rank]
         for stage in ("env", "policy", "wait"):
-            stats.seconds[peer.world_rank][stage] += float(header[f"seconds_{stage}"])
+            seconds[stage] += header[f"seconds_{stage}"]
         if header["kl_count"]:
-            stats.kl_sum += float(header["kl_sum"])
-            stats.kl_count += int(header["kl_count"])
-            stats.kl_last = float(header["kl_last"])
-        lag = self.version - views["versions"]
-        stats.lag_sum += float(lag.mean())
+            stats.kl_sum += header["kl_sum"]
+            stats.kl_count += header["kl_count"]
+            stats.kl_last = header["kl_last"]
+        versions = views["versions"]
+        oldest = int(versions[0])  # a worker's version never falls
+        stats.lag_sum += self.version - (oldest if versions[-1] == oldest else float(versions.mean()))
         stats.lag_count += 1
-        stats.lag_max = max(stats.lag_max, int(lag.max()))
+        stats.lag_max = max(stats.lag_max, self.version - oldest)
         if self._rule.needs_divergence:
-            peer.probe = copy_probe_states(views, self._leaves, peer.num_envs)
+            peer.probe = copy_probe_states(views, self._leaves)
         return views
 
     def _single(self, peer: Peer, views: dict[str, NDArray[Any]]) -> Rollout:
-        rows, ranks = np.arange(peer.rows.start, peer.rows.stop), np.full(peer.num_envs, peer.world_rank)
         versions = _spread(views["versions"], peer.num_envs)
-        return self._build(views, versions, rows, ranks, _episodes(views, peer.rows.start))
+        return self._build(views, versions, peer.row_numbers, peer.rank_numbers, _episodes(views, peer.rows.start))
 
     def _build(self, views: Any, versions: Any, rows: Any, ranks: Any, episodes: Episodes) -> Rollout:
         count, steps = len(self._leaves), len(views["rewards"])
@@ -295,7 +318,9 @@ class Detached:
 
 def _spread(versions: NDArray[np.int64], num_envs: int) -> NDArray[np.int64]:
     """``[T]`` as ``[T, N]``, without a copy: all environments of a worker share its policy."""
-    return np.broadcast_to(versions[:, None], (len(versions), num_envs))
+    spread = np.ndarray((len(versions), num_envs), versions.dtype, versions, strides=(versions.itemsize, 0))
+    spread.flags.writeable = False
+    return spread
 
 
 def _episodes(views: dict[str, NDArray[Any]], first_row: int) -> Episodes:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .comm.channel import Channel, Port
-from .comm.messages import Buffer, Layout, Leaf, RolloutShape, Tag, actions_layout, step_layout
+from .comm.channel import Arriving, Channel
+from .comm.messages import Buffer, Layout, Leaf, RolloutShape, Tag, actions_layout, pick, step_layout
 from .handshake import Hello
 
 RING = 2
@@ -43,7 +43,7 @@ class Arrival(Store):
 
     def __init__(self, channel: Channel, layout: Layout, rank: int) -> None:
         super().__init__(layout)
-        self.port: Port = channel.incoming(self.buffer, rank, Tag.ROLLOUT)
+        self.port: Arriving = channel.arrival(self.buffer, rank, Tag.ROLLOUT)
         self._baseline = self._references()
 
 
@@ -55,6 +55,10 @@ class Peer:
         self.world_rank = channel.world_rank(hello.rank)
         self.rows = slice(*hello.rows)
         self.num_envs = hello.rows[1] - hello.rows[0]
+        self.row_numbers = np.arange(*hello.rows)
+        self.rank_numbers = np.full(self.num_envs, self.world_rank)
+        for shared in (self.row_numbers, self.rank_numbers):  # by every rollout of this worker
+            shared.flags.writeable = False
         self.replies: list[tuple[bool, bytes]] = []
         self.heard = 0.0
         self.infos: list[bytes] = []
@@ -127,6 +131,11 @@ class Peer:
         return bool(self._posted) and self._posted[0].port.done()
 
     @property
+    def sending(self) -> bool:
+        """Whether a rollout has begun to come and is not whole yet."""
+        return bool(self._posted) and self._posted[0].port.under_way
+
+    @property
     def waiting(self) -> int:
         """How many rollouts have come that were not taken yet."""
         return sum(bool(arrival.port.done()) for arrival in self._posted)
@@ -156,10 +165,8 @@ class Peer:
             self.actions_port.free()
 
 
-def copy_probe_states(
-    views: dict[str, NDArray[Any]], leaves: tuple[Leaf, ...], num_envs: int
-) -> tuple[int, list[NDArray[Any]]]:
+def copy_probe_states(views: dict[str, NDArray[Any]], leaves: tuple[Leaf, ...]) -> tuple[int, list[NDArray[Any]]]:
     """``(sequence, states)``: the observations that a rollout's probe index names, as leaf arrays ``[K, ...]``."""
     header = views["header"][0]
-    steps, rows = np.divmod(views["probe_index"][: int(header["probes"])], num_envs)
-    return int(header["sequence"]), [views[f"observation{i}"][steps, rows] for i in range(len(leaves))]
+    index = views["probe_index"][: int(header["probes"])]
+    return int(header["sequence"]), [pick(views[f"observation{i}"], index) for i in range(len(leaves))]

@@ -29,7 +29,7 @@ from .envs.delays import slow_down
 from .envs.group import LEAVE, Group
 from .envs.spaces import encode_space
 from .handshake import Hello, deal, plain_metadata, software_versions, this_process
-from .policies import check_policy, distribution_of, num_weights
+from .policies import check_policy, distribution_of, make_lean, make_plain, num_weights
 from .policies import weights_layout as policy_layout_of
 from .stepping import Stepping
 from .sync import SyncRule
@@ -190,6 +190,7 @@ class Worker:
                 check_policy(policy, envs.single_observation_space, envs.single_action_space)
                 distribution = distribution_of(policy, envs.single_action_space)
                 hello["num_params"] = distribution.num_params
+                make_lean(policy)
             seed = np.random.SeedSequence(settings.seed, spawn_key=(first,)).generate_state(1, np.uint64)[0] >> 1
             self._collector = Collector(envs, policy, distribution, int(seed))
             hello |= {
@@ -241,6 +242,8 @@ class Worker:
         if self._collector is not None:
             with contextlib.suppress(Exception):  # whoever wanted to know asked to close
                 self._collector.envs.close()
+        if self.policy is not None:
+            make_plain(self.policy)  # the script may go on with it
         if self.group is not None:
             self.group.tell(LEAVE)
         self.channel.flush(Deadline(GRACE_S / 2))  # first: the learner takes what is under way until it hears this

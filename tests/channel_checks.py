@@ -217,6 +217,33 @@ def a_receive_that_was_given_up_takes_nothing(channel: Channel) -> Waiting:
         yield from until(handle.done)
 
 
+def large_messages_fill_the_buffers_started_first_and_leave_the_rest_alone(channel: Channel) -> Waiting:
+    sizes = (3_000_000, 20, 0, 100_000)
+    if channel.rank == 0:
+        buffers = [np.full(3_000_000, 7, np.uint8) for _ in sizes]
+        ports = [channel.arrival(buffer, 1, BIG) for buffer in buffers]
+        given_up = channel.arrival(np.zeros(1, np.uint8), 1, BIG)
+        given_up.start()
+        assert not given_up.done() and not given_up.under_way
+        given_up.free()
+        given_up.free()  # twice does no harm
+        assert all(port.done() for port in ports)  # nothing was started
+        for port in ports:
+            port.start()
+        channel.send_note(1, DOWN, b"go")
+        for i, (port, buffer, used) in enumerate(zip(ports, buffers, sizes, strict=True)):
+            yield from until(port.done)
+            assert not port.under_way
+            assert (buffer[:used] == i).all() and (buffer[used:] == 7).all()
+            port.free()
+        channel.send_note(1, DOWN, b"seen")
+    elif channel.rank == 1:
+        yield from taken(channel, DOWN, 1)
+        handles = [channel.post(np.full(size, i, np.uint8), 0, BIG, synchronous=True) for i, size in enumerate(sizes)]
+        yield from until(lambda: all(handle.done() for handle in handles))
+        yield from taken(channel, DOWN, 1)
+
+
 def many_can_send_the_same_read_only_buffer(channel: Channel) -> Waiting:
     """A weight snapshot: one buffer, several sends under way, nobody may change it."""
     block = np.full(200_000, 5, np.uint8)
@@ -277,6 +304,7 @@ CHECKS: dict[str, Callable[[Channel], Waiting]] = {
         a_synchronous_send_is_done_when_it_is_taken_and_not_before,
         posted_receives_fill_in_the_order_of_their_posting,
         a_receive_that_was_given_up_takes_nothing,
+        large_messages_fill_the_buffers_started_first_and_leave_the_rest_alone,
         many_can_send_the_same_read_only_buffer,
         tags_and_peers_do_not_mix,
         waiting_ends_at_the_deadline,

@@ -16,7 +16,7 @@ HELP = """\
 usage: clusterenv-hpc bench rollout|transport|learner [key=value ...]
 
   rollout    total steps/s of workers and a receiving learner, against as many processes that step and infer with
-             nobody listening; interleaved in one run.  ratio_to_limit is the median of the pairs' ratios.
+             nobody listening; interleaved in one run.  ratio_to_limit is the median of the rounds' ratios.
   transport  round trips and flood bandwidth of the real channel, against mpi4py's Send and Recv of the same bytes
   learner    microseconds for each rollout message at rank 0 from workers that flood it; how many workers that serves
 

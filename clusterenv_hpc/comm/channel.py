@@ -1,6 +1,7 @@
 """The interface both sides speak, whatever carries the bytes.
 
     port = channel.incoming(buffer, peer, tag); port.start() ... port.done()     typed, fixed size, reused
+    port = channel.arrival(buffer, peer, tag); ... port.under_way                the same, for what takes a while
     handle = channel.post(buffer, peer, tag)                                     typed, once; the outbox owns it
     channel.send_note(peer, tag, data); channel.take_note(tag, peer)             short, any size, in order
 
@@ -53,6 +54,14 @@ class Port(Protocol):
         """Give the port up, cancelling a receive that nothing matched."""
 
 
+class Arriving(Port, Protocol):
+    """A port for large messages, that knows when one has begun to come."""
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a message has begun to come and is not whole yet: it may move only while somebody polls."""
+
+
 class Handle(Protocol):
     """A message on its way."""
 
@@ -80,6 +89,10 @@ class Channel(ABC):
     @abstractmethod
     def incoming(self, buffer: Buffer, peer: int, tag: int) -> Port:
         """A port that receives into ``buffer``; messages may be shorter than it."""
+
+    @abstractmethod
+    def arrival(self, buffer: Buffer, peer: int, tag: int) -> Arriving:
+        """The same for large messages.  Of several with one peer and tag, those started first are polled first."""
 
     @abstractmethod
     def outgoing(self, buffer: Buffer, peer: int, tag: int) -> Port:
@@ -149,6 +162,14 @@ class Backoff:
         self.spin_s, self.first_s, self.longest_s = spin_s, first_s, longest_s
         self._sleep_s = first_s
         self._spin_until = 0.0
+
+    def expect(self, seconds: float) -> None:
+        """From the next ``reset`` on, the first sleep is this long (at most the longest)."""
+        self.first_s = min(seconds, self.longest_s)
+
+    def hurry(self, longest_s: float) -> None:
+        """Sleep no longer than this until the next ``reset``."""
+        self._sleep_s = min(self._sleep_s, longest_s)
 
     def reset(self) -> None:
         """Something happened: poll eagerly again."""

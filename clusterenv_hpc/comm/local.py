@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from .channel import ANY_PEER, Channel, ClusterError, Deadline, Handle, Port
+from .channel import ANY_PEER, Arriving, Channel, ClusterError, Deadline, Handle, Port
 from .messages import Buffer
 
 _NOTHING: Buffer = np.zeros(0, dtype=np.uint8)
@@ -73,6 +73,10 @@ class LocalPort:
     def done(self) -> bool:
         return self._transfer is None or self._transfer.complete
 
+    @property
+    def under_way(self) -> bool:
+        return False
+
     def free(self) -> None:
         if self._transfer is not None and not self._transfer.complete and self._receives:
             self._street.receives.remove(self._transfer)
@@ -125,6 +129,9 @@ class LocalChannel(Channel):
         self._outbox: list[_Transfer] = []
 
     def incoming(self, buffer: Buffer, peer: int, tag: int) -> Port:
+        return LocalPort(self._hub.streets[peer, self.rank, tag], buffer, receives=True)
+
+    def arrival(self, buffer: Buffer, peer: int, tag: int) -> Arriving:
         return LocalPort(self._hub.streets[peer, self.rank, tag], buffer, receives=True)
 
     def outgoing(self, buffer: Buffer, peer: int, tag: int) -> Port:

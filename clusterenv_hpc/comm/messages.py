@@ -198,6 +198,11 @@ class RolloutShape:
         return Layout(fields)
 
 
+def pick(block: NDArray[Any], index: NDArray[np.int32]) -> NDArray[Any]:
+    """The states ``[K, ...]`` of a block ``[T, N, ...]`` that ``index`` (step * N + environment) names, copied."""
+    return block.reshape(-1, *block.shape[2:]).take(index, axis=0)
+
+
 EPISODE = np.dtype([("return", "<f8"), ("length", "<i8"), ("row", "<i8")])
 
 

@@ -18,7 +18,7 @@ mpi4py.rc.threads = False  # one thread per rank speaks MPI; full thread support
 
 from mpi4py import MPI  # noqa: E402
 
-from .channel import ANY_PEER, Backoff, Channel, ClusterError, Deadline, Handle, HandshakeError, Port  # noqa: E402
+from .channel import ANY_PEER, Arriving, Backoff, Channel, ClusterError, Deadline, Handle, HandshakeError, Port  # noqa: E402
 from .messages import Buffer  # noqa: E402
 
 
@@ -41,6 +41,47 @@ class MpiPort:
             self._request.Cancel()
             self._request.Wait()  # local: a cancelled receive completes without its peer
         self._request.Free()
+
+
+class MpiArrival:
+    """A receive that is posted only when its message has begun to come, so that the poller knows.
+
+    What does not go through in one copy moves piece by piece while both sides poll: whoever waits for it must not
+    sleep as long as one who waits for the next message.
+    """
+
+    __slots__ = ("_armed", "_channel", "_place", "_request")
+
+    def __init__(self, channel: MpiChannel, buffer: Buffer, peer: int, tag: int) -> None:
+        self._channel, self._place = channel, (buffer, peer, tag)
+        self._armed = False
+        self._request: MPI.Request | None = None
+
+    def start(self) -> None:
+        self._armed = True
+
+    def done(self) -> bool:
+        if not self._armed:
+            return True
+        if self._request is None:
+            buffer, peer, tag = self._place
+            self._request = self._channel.match(buffer, peer, tag)
+            if self._request is None:
+                return False
+        if not self._request.Test():
+            return False
+        self._armed, self._request = False, None
+        return True
+
+    @property
+    def under_way(self) -> bool:
+        return self._request is not None
+
+    def free(self) -> None:
+        self._armed = False
+        if self._request is not None and not self._request.Test():
+            self._channel.abandon(self._request)  # it holds the buffer, into which MPI may still write
+        self._request = None
 
 
 class MpiHandle:
@@ -79,12 +120,25 @@ class MpiChannel(Channel):
         self.oversubscribed = node.Get_size() > len(os.sched_getaffinity(0))
         node.Free()
         self._outbox: list[MpiHandle] = []
+        self._abandoned: list[MPI.Request] = []
 
     def world_rank(self, rank: int) -> int:
         return int(self._world_ranks[rank])
 
     def incoming(self, buffer: Buffer, peer: int, tag: int) -> Port:
         return MpiPort(self._comm.Recv_init([buffer, MPI.BYTE], peer, tag), buffer, receives=True)
+
+    def arrival(self, buffer: Buffer, peer: int, tag: int) -> Arriving:
+        return MpiArrival(self, buffer, peer, tag)
+
+    def match(self, buffer: Buffer, peer: int, tag: int) -> MPI.Request | None:
+        """Begin to receive the message of ``peer`` that has been announced, if there is one."""
+        message = self._comm.Improbe(peer, tag)
+        return None if message is None else message.Irecv([buffer, MPI.BYTE])
+
+    def abandon(self, request: MPI.Request) -> None:
+        """Keep a receive that can neither be cancelled nor waited for, with its buffer."""
+        self._abandoned.append(request)
 
     def outgoing(self, buffer: Buffer, peer: int, tag: int) -> Port:
         return MpiPort(self._comm.Send_init([buffer, MPI.BYTE], peer, tag), buffer, receives=False)

@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from .channel import ANY_PEER, ClusterError, Handle, Port
+from .channel import ANY_PEER, Arriving, ClusterError, Handle, Port
 from .messages import Buffer
-from .mpi import MPI, MpiChannel, MpiHandle
+from .mpi import MPI, MpiArrival, MpiChannel, MpiHandle
 
 LOOK_EVERY_S = 0.05
 _FAILURES = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
@@ -59,6 +59,9 @@ class UlfmChannel(MpiChannel):
 
     def incoming(self, buffer: Buffer, peer: int, tag: int) -> Port:
         return _UlfmPort(super().incoming(buffer, peer, tag), self, peer, done_when_lost=False)
+
+    def arrival(self, buffer: Buffer, peer: int, tag: int) -> Arriving:
+        return _UlfmArrival(self, buffer, peer, tag)
 
     def outgoing(self, buffer: Buffer, peer: int, tag: int) -> Port:
         return _UlfmPort(super().outgoing(buffer, peer, tag), self, peer, done_when_lost=True)
@@ -115,3 +118,22 @@ class _UlfmPort:
     def free(self) -> None:
         if self._peer not in self._channel.lost:
             self._channel.guard(self._port.free, None)
+
+
+class _UlfmArrival(MpiArrival):
+    """The same, for what takes a while to come."""
+
+    def __init__(self, channel: UlfmChannel, buffer: Buffer, peer: int, tag: int) -> None:
+        super().__init__(channel, buffer, peer, tag)
+        self._ulfm, self._peer = channel, peer
+
+    def done(self) -> bool:
+        if self._peer in self._ulfm.lost:
+            return False
+        poll = super().done
+        return self._ulfm.guard(poll, False)
+
+    def free(self) -> None:
+        if self._peer not in self._ulfm.lost:
+            free = super().free
+            self._ulfm.guard(free, None)

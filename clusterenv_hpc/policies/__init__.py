@@ -10,6 +10,7 @@ from .distributions import (
     distribution_for,
 )
 from .epsilon_greedy import EpsilonGreedy, QNetwork
+from .lean import make_lean, make_plain
 from .networks import ActorCritic
 from .protocol import PolicyError, acting_parameters, as_tensors, check_policy, distribution_of, evaluate
 from .weights import flat_weights, load_flat_weights, num_weights, weights_layout
@@ -35,6 +36,8 @@ __all__ = [
     "evaluate",
     "flat_weights",
     "load_flat_weights",
+    "make_lean",
+    "make_plain",
     "num_weights",
     "weights_layout",
 ]

@@ -36,7 +36,7 @@ def test_rollout_and_learner_report(kind: str, capfd: pytest.CaptureFixture[str]
     row = result["results"]["cartpole"]
     if kind == "rollout":
         assert 0 < result["ratio_to_limit"] < 2
-        assert row["ratio_to_limit"] == pytest.approx(sum(p["ratio_to_limit"] for p in row["pairs"]) / 2)
+        assert row["ratio_to_limit"] == pytest.approx(sum(r["ratio_to_limit"] for r in row["rounds"]) / 2)
         assert row["backend"] == "vector" and row["envs_per_worker"] == 64 and row["workers"] == 2
     else:
         assert row["workers_served"] == pytest.approx(1e6 / row["us_per_message"] / row["worker_messages_per_s"])

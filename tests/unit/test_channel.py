@@ -99,3 +99,22 @@ def test_backoff_spins_then_sleeps_longer_and_longer(monkeypatch: pytest.MonkeyP
 def test_a_backoff_that_cannot_be_is_refused(arguments: tuple[float, float, float]) -> None:
     with pytest.raises(ValueError, match="spin_s >= 0 and 0 < first_s <= longest_s"):
         Backoff(*arguments)
+
+
+def test_a_backoff_told_what_to_expect_begins_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("clusterenv_hpc.comm.channel.time.sleep", slept.append)
+    backoff = Backoff(spin_s=0.0, first_s=1e-3, longest_s=8e-3)
+    backoff.expect(3e-3)
+    backoff.wait()
+    assert slept == [1e-3]  # not yet
+    backoff.reset()
+    for _ in range(3):
+        backoff.wait()
+    backoff.hurry(2e-3)
+    backoff.wait()
+    assert slept[1:] == [3e-3, 6e-3, 8e-3, 2e-3]
+    backoff.expect(1.0)
+    backoff.reset()
+    backoff.wait()
+    assert slept[-1] == 8e-3
