@@ -2,7 +2,7 @@
 
     python experiments/nigt/simulated.py               what is missing, then the table and the figure
     python experiments/nigt/simulated.py sqrt equal    only these scenarios
-    python experiments/nigt/simulated.py --draw        the table and the figure of what is stored
+    python experiments/nigt/simulated.py --draw        store, print and draw what there is so far
 
 Every scenario is one call of ``clusterenv-hpc simulate``, which keeps its results cell by cell under
 ``runs/experiments/nigt-simulated/``: a call that is stopped goes on where it was.
@@ -22,6 +22,7 @@ from clusterenv_hpc.gradients import simulate
 
 HERE = Path(__file__).resolve().parent
 STORE = HERE / "simulated.json"
+RUNS = Path("runs", "experiments", "nigt-simulated")
 METHODS = ("rennala_nigt", "malenia_nigt", "sync_nigt", "m_sync_nigt", "rennala_pg", "afedpg")
 COMMON = [
     "sigma=1",
@@ -43,18 +44,28 @@ SCENARIOS = {
 KEPT = ("workers", "method", "alpha", "time", "low", "high", "updates", "gradients", "stale", "theory_round")
 
 
-def run(name: str) -> dict[str, Any]:
-    """One scenario: begun, continued, or read if it is done."""
+def words_of(name: str) -> list[str]:
+    """The overrides of one scenario."""
     own = {word.partition("=")[0] for word in SCENARIOS[name]}
     words = [word for word in COMMON if word.partition("=")[0] not in own]
-    words += [*SCENARIOS[name], f"methods={','.join(METHODS)}"]
+    return [*words, *SCENARIOS[name], f"methods={','.join(METHODS)}"]
+
+
+def run(name: str) -> bool:
+    """One scenario: begun, continued, or read if it is done; whether it came to its end."""
+    words = words_of(name)
     print(f"== {name}: clusterenv-hpc simulate {shlex.join(words)}", flush=True)
-    out = Path("runs", "experiments", "nigt-simulated", name)
-    if simulate.main([*words, f"out={out}"]):
-        raise SystemExit(1)
-    cells = json.loads((out / "results.json").read_text())["cells"]
+    return simulate.main([*words, f"out={RUNS / name}"]) == 0
+
+
+def collect(name: str) -> dict[str, Any] | None:
+    """What there is of a scenario by now."""
+    path = RUNS / name / "results.json"
+    if not path.exists():
+        return None
+    cells = json.loads(path.read_text())["cells"]
     facts = circumstances([])
-    facts["command"] = shlex.join(["clusterenv-hpc", "simulate", *words])
+    facts["command"] = shlex.join(["clusterenv-hpc", "simulate", *words_of(name)])
     return {**facts, "cells": [{key: cell[key] for key in KEPT} for cell in cells]}
 
 
@@ -67,11 +78,11 @@ def table(results: dict[str, Any]) -> str:
     for name, told in results.items():
         by_key = {(cell["workers"], cell["method"]): cell for cell in told["cells"]}
         for workers in sorted({cell["workers"] for cell in told["cells"]}):
-            row = [by_key[workers, method] for method in METHODS]
-            times = ["-" if cell["time"] is None else f"{cell['time']:,.4g}" for cell in row]
-            rennala, sync = row[METHODS.index("rennala_nigt")], row[METHODS.index("sync_nigt")]
+            row = {method: by_key.get((workers, method)) for method in METHODS}
+            times = ["not run" if c is None else f"{c['time']:,.4g}" if c["time"] else "-" for c in row.values()]
+            rennala, sync = row["rennala_nigt"], row["sync_nigt"]
             gain = "-"
-            if rennala["time"] and sync["time"]:
+            if rennala and sync and rennala["time"] and sync["time"]:
                 gain = f"{sync['time'] / rennala['time']:.2f}"
                 if "communication=" not in told["command"]:
                     gain += f" ({sync['theory_round'] / rennala['theory_round']:.2f})"
@@ -111,19 +122,22 @@ def draw(results: dict[str, Any], path: Path) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """Run what is missing; write the store after each scenario."""
+    """Run what is missing; store all that there is."""
     results: dict[str, Any] = json.loads(STORE.read_text()) if STORE.exists() else {}
     wanted = [name for name in argv if not name.startswith("-")] or list(SCENARIOS)
+    ended = True
     for name in [] if "--draw" in argv else wanted:
-        if name not in results:
-            results[name] = run(name)
-            aside = STORE.with_suffix(".tmp")
-            aside.write_text(json.dumps(results, indent=1) + "\n")
-            os.replace(aside, STORE)
+        ended = run(name) and ended
+    for name in SCENARIOS:  # what an interrupted call has left, too
+        if (found := collect(name)) is not None and len(found["cells"]) > len(results.get(name, {}).get("cells", ())):
+            results[name] = found
+    aside = STORE.with_suffix(".tmp")
+    aside.write_text(json.dumps(results, indent=1) + "\n")
+    os.replace(aside, STORE)
     results = {name: results[name] for name in SCENARIOS if name in results}
     print(table(results))
     draw(results, HERE / "simulated.png")
-    return 0
+    return 0 if ended else 1
 
 
 if __name__ == "__main__":

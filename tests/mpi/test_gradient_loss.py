@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -78,9 +79,12 @@ def test_malenia_says_who_is_missing(survive: Any, tmp_path: Path) -> None:
     assert told(tmp_path)["exit_reason"].startswith("failed: rank 3") and list((tmp_path / "run").rglob("update-*.pt"))
 
 
-def test_an_mpi_that_does_not_survive_ends_the_job(train: Any) -> None:
-    ran = train("rennala_nigt", "dies_at:40", "total_steps=1000000")
+def test_an_mpi_that_does_not_survive_ends_the_job_and_says_who_died(tmp_path: Path) -> None:
+    command = [sys.executable, *words("rennala_nigt", "dies_at:40", "total_steps=1000000", "checkpoint.every_s=0")]
+    ran = run_marked(command, {**os.environ, "PYTHONPATH": str(TESTS)}, 60, tmp_path)
     assert ran.returncode != 0 and ran.seconds < 40
+    assert "clusterenv-hpc: rank 3 (worker) on " in ran.stderr and "was killed by signal 9" in ran.stderr
+    assert "resume=true" in ran.stderr
 
 
 def test_a_worker_that_hangs(train: Any, tmp_path: Path) -> None:
