@@ -117,7 +117,8 @@ def draw(results: dict[str, Any], path: Path) -> None:
         axes.set_xlabel("workers")
         axes.grid(alpha=0.3)
     panels[0].set_ylabel("virtual time until ||grad J|| <= 0.05")
-    panels[0].legend(fontsize="small")
+    handles = {h.get_label(): h for axes in panels for h in axes.get_legend_handles_labels()[0]}
+    figure.legend(handles=list(handles.values()), loc="outside upper center", ncols=len(handles), fontsize="small")
     figure.savefig(path, dpi=110)
 
 
