@@ -4,8 +4,9 @@
     python experiments/sweep.py experiments/aps cartpole   only the cases whose name begins so
 
 An experiment's folder holds ``sweep.yaml``: ``cases`` (a name and overrides each), ``rules`` (likewise) and ``seeds``.
-Every combination is one run of ``clusterenv-hpc train`` under ``runs/experiments/``.  A run that was interrupted goes
-on from its checkpoint; one that is in ``results.json`` already is not repeated.
+With ``only``, the named cases are run by the rules listed there alone.  Every combination is one run of
+``clusterenv-hpc train`` under ``runs/experiments/``.  A run that was interrupted goes on from its checkpoint; one that
+is in ``results.json`` already is not repeated.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ def combinations(sweep: dict[str, Any]) -> list[tuple[str, list[str]]]:
     for (case, base), (rule, extra), seed in itertools.product(
         sweep["cases"].items(), sweep["rules"].items(), sweep["seeds"]
     ):
-        found.append((f"{case}-{rule}-s{seed}", [*base, *extra, f"seed={seed}"]))
+        if rule in sweep.get("only", {}).get(case, sweep["rules"]):
+            found.append((f"{case}-{rule}-s{seed}", [*base, *extra, f"seed={seed}"]))
     return found
 
 
