@@ -74,7 +74,7 @@ def shortened(command: str, *, train: bool = True) -> tuple[list[str], dict[str,
     elif name == "submit" and "--dry-run" not in rest:
         rest.append("--dry-run")  # submitted for real in tests/slurm
     elif name == "bench" and not asks:
-        rest += ["repeats=1", "seconds=0.1"]
+        rest += ["repeats=1", "seconds=0.05", *(["env=cartpole"] if "transport" not in rest else [])]
     elif name == "eval" and not asks:
         rest += ["episodes=1", "max_steps=20"]
     elif name == "simulate" and not asks:
