@@ -52,7 +52,7 @@ ENTRIES = {
     "Gymnasium, vector entry point": Entry("gymnasium", "gymnasium_vector", "vector", envs=("cartpole",)),
     "EnvPool": Entry("envpool", "envpool_threads", ""),
     "Stable-Baselines3, one process": Entry("sb3", "sb3_ppo", "dummy"),
-    "Stable-Baselines3, a process each": Entry("sb3", "sb3_ppo", "subproc"),
+    "Stable-Baselines3, a process each": Entry("sb3", "sb3_ppo", "subproc", does=("collect",)),
     "TorchRL": Entry("torchrl", "torchrl_ppo", ""),
     "RLlib": Entry("rllib", "rllib_ppo", ""),
     "Sample Factory": Entry("sample_factory", "sample_factory_appo", "", does=("train",)),

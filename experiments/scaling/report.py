@@ -1,8 +1,10 @@
 """Tables, model and figure of results.json:  python experiments/scaling/report.py
 
-The model: rank 0 spends ``a + b x bytes`` on a rollout message (least squares over the measured sizes), a worker sends
-one every ``period``.  The learner's rank is saturated by ``period / (a + b x bytes)`` workers; up to there total
-steps grow with the workers, beyond it they stay.  Training is not in it: it is the learner's own, whatever the wire.
+The model: rank 0 spends so many microseconds on a rollout message of an environment, a worker sends one every
+``period``; the quotient is the number of workers that saturate it.  Up to there total steps grow with the workers,
+beyond it they stay.  What a message costs is taken apart as ``a + b x bytes`` (least squares over the sizes measured
+with CartPole): ranks between, which merge messages, would save the part ``a``.  Training is left out: it is the
+learner's own, whatever the wire.
 """
 
 from __future__ import annotations
@@ -52,11 +54,17 @@ def fitted(results: dict[str, Any]) -> Cost:
 
 @dataclass(frozen=True)
 class Load:
-    """A worker of one environment: steps/s alone, bytes of a message, seconds between two."""
+    """A worker of one environment: steps/s alone, bytes of a message, seconds between two, µs of rank 0 for one."""
 
     steps_per_s: float
     size: float
     period_s: float
+    us: float
+
+    @property
+    def served(self) -> float:
+        """How many such workers saturate rank 0."""
+        return self.period_s * 1e6 / self.us
 
 
 def loads(results: dict[str, Any]) -> dict[str, Load]:
@@ -66,7 +74,8 @@ def loads(results: dict[str, Any]) -> dict[str, Load]:
     for env, row in rows.items():
         rate = row["worker_messages_per_s"]
         envs = 64 if env == "cartpole" else 16
-        found[env] = Load(rate * envs * results["env flood"]["options"]["num_steps"], row["message_bytes"], 1 / rate)
+        steps = rate * envs * results["env flood"]["options"]["num_steps"]
+        found[env] = Load(steps, row["message_bytes"], 1 / rate, row["us_per_message"])
     return dict(sorted(found.items(), key=lambda item: -item[1].steps_per_s))
 
 
@@ -105,11 +114,12 @@ def tables() -> dict[str, str]:
          f"{told['always']['cpu_us'] - told['never']['cpu_us']:.0f}"]
         for size, told in starting(results, "policy").items()
     ]  # fmt: skip
-    model = []
+    model, fan_out = [], []
     for env, load in by_env.items():
-        served = load.period_s * 1e6 / cost.of(load.size)
-        merged = load.period_s * 1e6 / (cost.b * load.size)
+        served = load.served
+        merged = load.period_s * 1e6 / max(load.us - cost.a, cost.b * load.size / 2)
         shares = [f"{min(1.0, served / count):.2f}" for count in MODELLED]
+        fan_out.append(f"- {env}: from {served:,.0f} workers on, to at most {merged / served:.1f} times as many")
         model.append([env, *shares, f"{served:,.0f}", f"{merged:,.0f}"])
     return {
         "workers": table(
@@ -124,6 +134,7 @@ def tables() -> dict[str, str]:
         "model": table(
             ["environment", *(f"{count:,}" for count in MODELLED), "saturated at", "with merged messages"], model
         ),
+        "fanout": "\n".join(fan_out),
         "fit": f"Rank 0 spends {cost.a:.0f} µs + {1e3 * cost.b:.3f} µs for each kB on a message "
         f"({1e-3 / cost.b:.1f} GB/s); the two parts are equal at {cost.a / cost.b / 1e3:,.0f} kB.",
     }
@@ -164,8 +175,7 @@ def draw(path: Path = HERE / "scaling.png") -> Path:
     middle.legend()
     counts = np.geomspace(1, 4096, 200)
     for env, load in by_env.items():
-        served = load.period_s * 1e6 / cost.of(load.size)
-        right.plot(counts, np.minimum(counts, served) * load.steps_per_s, label=env)
+        right.plot(counts, np.minimum(counts, load.served) * load.steps_per_s, label=env)
     right.set(xscale="log", yscale="log", xlabel="workers, each on a core of its own", ylabel="steps/s, model")
     right.legend()
     figure.tight_layout()

@@ -23,27 +23,26 @@ HERE = Path(__file__).resolve().parent
 STORE = HERE / "results.json"
 
 WORKERS = (1, 2, 4, 8, 16)
-SHORT = ["seconds=0.8", "repeats=3"]
+SHORT = ["seconds=0.6", "repeats=3"]
+LONGER = ["seconds=3", "repeats=2"]
+"""Where ranks share the cores: in less time a worker of LunarLander sends but a rollout or two."""
 
 
 def measurements() -> Iterator[tuple[str, list[str]]]:
-    """Name and command of each, what matters most first."""
+    """Name and command of each, what the model needs first."""
     bench = [sys.executable, "-m", "clusterenv_hpc.cli", "bench"]
-    for workers in WORKERS:
-        yield f"workers {workers}", [*bench, "rollout", f"workers={workers}", *SHORT]
     for num_steps in (8, 32, 128, 512):
-        asked = ["env=cartpole", f"num_steps={num_steps}", *SHORT]
-        yield f"message {num_steps}", [*bench, "learner", *asked]
+        yield f"message {num_steps}", [*bench, "learner", "env=cartpole", f"num_steps={num_steps}", *SHORT]
+    envs = "env=cartpole,acrobot,lunarlander,hopper,humanoid"
+    yield "env flood", [*bench, "learner", envs, "seconds=0.6", "repeats=1"]
     for workers in WORKERS:
-        yield f"flood {workers}", [*bench, "learner", "env=cartpole", f"workers={workers}", *SHORT]
+        yield f"workers {workers}", [*bench, "rollout", f"workers={workers}", *(SHORT if workers <= 2 else LONGER)]
     for hidden in (64, 256, 1024):
         yield f"policy {hidden}", [sys.executable, str(HERE / "weights.py"), str(hidden)]
+    for workers in WORKERS[::2]:
+        yield f"flood {workers}", [*bench, "learner", "env=cartpole", f"workers={workers}", *SHORT]
     for env in ("acrobot", "hopper", "humanoid"):
         yield f"env {env}", [*bench, "rollout", f"env={env}", "workers=2", *SHORT]
-    yield (
-        "env flood",
-        [*bench, "learner", "env=cartpole,acrobot,lunarlander,hopper,humanoid", "seconds=0.8", "repeats=1"],
-    )
 
 
 def measure(command: list[str]) -> dict[str, Any] | None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from clusterenv_hpc.bench.command import circumstances
 
-WORKERS, ROUNDS, REPEATS = 2, 200, 3
+WORKERS, ROUNDS, REPEATS = 2, 100, 3
 
 
 def loop(comm: Any, rule: Any, hidden: int) -> dict[str, float]:
