@@ -33,6 +33,8 @@ def number(value: float | None, digits: int = 0) -> str:
 
 def table(head: list[str], rows: list[list[str]]) -> str:
     """Markdown."""
+    if not rows:
+        return "*Not measured yet.*"
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
 

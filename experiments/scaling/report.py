@@ -81,6 +81,8 @@ def loads(results: dict[str, Any]) -> dict[str, Load]:
 
 def table(head: list[str], rows: list[list[str]]) -> str:
     """Markdown."""
+    if not rows:
+        return "*Not measured yet.*"
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
 
