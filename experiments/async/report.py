@@ -97,7 +97,7 @@ def draw(path: Path = HERE / "async.png") -> Path:
     found, cases = results(), list(shares())
     envs = list(dict.fromkeys(case.split("_")[0] for case in cases))
     figure, axes = pyplot.subplots(1, max(1, len(envs)), figsize=(4.5 * max(1, len(envs)), 3.6), squeeze=False)
-    for axis, env in zip(axes[0], envs, strict=True):
+    for axis, env in zip(axes[0], envs, strict=False):
         for number, case in enumerate(case for case in cases if case.startswith(env)):
             for rule, marker in (("always", "x"), ("aps", "o")):
                 runs = found[case, rule]
