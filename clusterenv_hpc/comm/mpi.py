@@ -14,12 +14,13 @@ from typing import Any
 
 import mpi4py
 
+from .channel import ANY_PEER, Arriving, Backoff, Channel, ClusterError, Deadline, Handle, HandshakeError, Port
+from .messages import Buffer
+from .start import starting
+
 mpi4py.rc.threads = False  # one thread per rank speaks MPI; full thread support would cost a lock per call
-
-from mpi4py import MPI  # noqa: E402
-
-from .channel import ANY_PEER, Arriving, Backoff, Channel, ClusterError, Deadline, Handle, HandshakeError, Port  # noqa: E402
-from .messages import Buffer  # noqa: E402
+with starting():
+    from mpi4py import MPI
 
 
 class MpiPort:

@@ -9,22 +9,18 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import signal
 import socket
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from clusterenv_hpc.jobs.config import SlurmConfig
-from clusterenv_hpc.jobs.environment import clear_leftovers, world_problem
+from clusterenv_hpc.jobs.environment import world_problem
 from clusterenv_hpc.run.config import GROUPS, ConfigError, choices, compose, quoted, resume, to_yaml
 from clusterenv_hpc.run.errors import describe, exit_code
 from clusterenv_hpc.run.launch import in_mpi_world, launch_ranks, rank_environment
 from clusterenv_hpc.run.run_dir import asked_for, claim
 from clusterenv_hpc.run.schema import DEFAULT_WORKERS, VARIANTS, Config, EnvConfig, PolicyConfig
-
-MPI_START_S = 300
-"""How long MPI may take to start, in whole seconds: ranks that cannot agree would wait for each other for ever."""
 
 
 def main(argv: list[str]) -> int:
@@ -38,7 +34,7 @@ def main(argv: list[str]) -> int:
             raise ConfigError(f"{word}: no such option; allowed: key=value, --cfg and --help")
     if in_mpi_world():
         return start_rank(overrides, show=len(overrides) < len(argv))
-    config = compose(overrides)
+    config = asked(overrides)
     if len(overrides) < len(argv):
         print(to_yaml(continued(config, overrides)), end="")
         return 0
@@ -61,17 +57,14 @@ def main(argv: list[str]) -> int:
 def start_rank(overrides: Sequence[str], show: bool = False) -> int:
     """One rank's life, as srun or an MPI launcher started it."""
     os.environ |= rank_environment()  # before MPI and torch are imported, which read it
-    clear_leftovers()
-    signal.alarm(MPI_START_S)  # ends this process, even within MPI_Init, where no Python runs
     from clusterenv_hpc.comm.mpi import MPI
 
-    signal.alarm(0)
     comm = MPI.COMM_WORLD
     rank, size = comm.Get_rank(), comm.Get_size()
     try:
         if problem := world_problem(size, os.environ, MPI.get_vendor()[0]):
             raise ConfigError(problem)
-        config = continued(compose(overrides), overrides)
+        config = continued(asked(overrides), overrides)
         config = dataclasses.replace(config, workers=workers_here(config, size))
         if show:
             if rank == 0:
@@ -126,6 +119,14 @@ def give_up(error: Exception, comm: Any) -> int:
     print(f"clusterenv-hpc: {where}{describe(error)}", file=sys.stderr, flush=True)
     comm.Abort(exit_code(error))
     return exit_code(error)
+
+
+def asked(overrides: Sequence[str]) -> Config:
+    """What the words ask for; they may speak of keys that only the stored run they resume has."""
+    where = compose([word for word in overrides if word.startswith(("run_dir=", "resume="))])
+    if where.resume and where.run_dir is not None and asked_for(where).holds_a_run():
+        return resume(asked_for(where).config, overrides)
+    return compose(overrides)
 
 
 def continued(config: Config, overrides: Sequence[str]) -> Config:

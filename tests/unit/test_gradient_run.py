@@ -24,6 +24,7 @@ from clusterenv_hpc.gradients.methods import METHODS
 from clusterenv_hpc.gradients.nigt import NIGT, Ascent
 from clusterenv_hpc.gradients.simulation_settings import parse
 from clusterenv_hpc.policies import flat_weights
+from clusterenv_hpc.run import start
 from clusterenv_hpc.run.build import build_policy
 from clusterenv_hpc.run.checkpoint import CheckpointStore, read
 from clusterenv_hpc.run.config import ConfigError, compose, config_hash
@@ -93,6 +94,12 @@ def test_every_method_leaves_what_a_run_promises(algo: str, capsys: pytest.Captu
         assert cli.main(["plot", "a"]) == 0
         names = {path.name for path in Path("a").glob("*.png")}
         assert names == {f"{name}.png" for name in DRAWN}
+
+
+def test_a_resumed_run_knows_its_own_algorithms_keys() -> None:
+    assert train("rennala_nigt", "total_steps=200") == 0
+    config: Any = start.asked(["run_dir=a", "resume=true", "algo.M=3"])
+    assert (config.algo.name, config.algo.M) == ("rennala_nigt", 3)
 
 
 @pytest.mark.parametrize("transport", ["p2p", "allreduce"])

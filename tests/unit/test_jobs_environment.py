@@ -6,9 +6,9 @@ import time
 
 import pytest
 
+from clusterenv_hpc.comm.start import clear_leftovers
 from clusterenv_hpc.jobs.environment import (
     SlurmEnvironmentError,
-    clear_leftovers,
     expand_nodelist,
     launched_ranks,
     read_slurm,
