@@ -22,6 +22,8 @@ from clusterenv_hpc.learners import Replay
 from clusterenv_hpc.policies import QNetwork
 
 TRANSITIONS, BATCH, ENVS, STEPS, BATCHES, ROUNDS = 1_000_000, 256, 64, 128, 400, 5
+ROOM = 1.2
+"""Slots for each transition: where an episode ends, its final observation takes one too."""
 
 
 def filled() -> dict[str, Replay]:
@@ -30,13 +32,14 @@ def filled() -> dict[str, Replay]:
     torch.manual_seed(0)
     policy = QNetwork(single.observation_space, single.action_space, (64, 64))  # type: ignore[arg-type]
     kinds = {"prioritized": True, "uniform": False}
-    replays = {name: Replay(TRANSITIONS, ENVS, n_step=3, gamma=0.99, prioritized=kind) for name, kind in kinds.items()}
+    replays = {
+        name: Replay(int(ROOM * TRANSITIONS), ENVS, n_step=3, gamma=0.99, prioritized=kind)
+        for name, kind in kinds.items()
+    }
     random = np.random.default_rng(0)
-    taken = 0
     with ce.ClusterEnv("CartPole-v1", ENVS, policy=policy, backend="vector", num_workers=1, seed=1) as envs:
-        while taken < 1.2 * TRANSITIONS:  # ends of episodes take up room too, and the ring is to be full
+        while min(len(replay) for replay in replays.values()) < TRANSITIONS:
             rollout = envs.rollout(STEPS)
-            taken += rollout.env_steps
             for replay in replays.values():
                 replay.add(rollout, random.random(rollout.rewards.shape) + 0.01)
     return replays
@@ -62,6 +65,7 @@ def main() -> None:
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     told: dict[str, Any] = {"batch": BATCH, "envs": ENVS, "n_step": 3, **circumstances([])}
+    told["command"] = "python experiments/async/replay.py"
     for name, replay in filled().items():
         told[name] = {
             "transitions": len(replay),

@@ -60,6 +60,7 @@ def main() -> None:
             "kept": {kind: speeds["straggler"] / speeds["equal"] for kind, speeds in told.items()},
             "expected_of_arrivals": 1.0 - share + share / 10.0,
             **circumstances([]),
+            "command": "mpiexec -n 4 python experiments/async/straggler.py",
         }
         text = json.dumps(report, indent=1, sort_keys=True)
         Path(__file__).with_name("straggler.json").write_text(text + "\n")
