@@ -89,9 +89,12 @@ def test_it_goes_on_from_a_checkpoint(algo: str) -> None:
 
 
 RECIPES = sorted(path.stem for path in (conf_dir() / "recipe").glob("*.yaml") if path.stem.rpartition("_")[2] in OWN)
+MUJOCO = ("halfcheetah", "hopper", "walker2d", "humanoid", "reacher")
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize(
+    "recipe", [pytest.param(name, marks=[pytest.mark.needs("mujoco")] * name.startswith(MUJOCO)) for name in RECIPES]
+)
 def test_every_recipe_starts(recipe: str) -> None:
     env, algo = recipe.rsplit("_", 1)
     few = ["total_steps=1500", "workers=0", "eval.episodes=1", "eval.max_steps=10", "log.progress=none"]
