@@ -101,7 +101,7 @@ def _cause(ended: Ended) -> str:
         if ended.killed:
             return f"the ranks did not stop in time after {name} and were killed"
         if failed is not None and failed.signal == ended.stopped_by:
-            return f"stopped by {name}, before there was anything to save"
+            return f"stopped by {name}"
     if failed is None and ended.killed:
         return "the learner has ended, but its workers did not and were killed"
     if failed is None:
