@@ -265,6 +265,9 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
     def _seeds(self, seed: Any) -> list[Any]:
         if seed is None:
             return [None] * self.num_envs
+        given = [seed] if isinstance(seed, (int, np.integer)) else seed
+        if any(one is not None and one < 0 for one in given):  # before anything is sent: the environments live on
+            raise ValueError(f"expected seeds of at least 0, or None, got {seed!r}")
         if isinstance(seed, (int, np.integer)):
             return [int(seed) + i for i in range(self.num_envs)]
         if self.backend != "sync":

@@ -165,6 +165,11 @@ class Collector:
                 self._collect_next_step(slot, num_steps, poll)
             else:
                 self._collect_same_step(slot, num_steps, poll)
+        except NotFiniteError:
+            raise
+        except Exception:
+            self._check_observations(slot)  # an action drawn from NaN is refused by the environment first
+            raise
         finally:
             if isinstance(self.envs, SyncEnvs):
                 self.envs.end_rollout()
@@ -321,18 +326,21 @@ class Collector:
         """Everything must be a number.  A sum of squares tells at once; if it is none, the culprit is looked for."""
         distribution = self.distribution
         assert distribution is not None
-        for i, leaf in enumerate(self.leaves):
-            if leaf.dtype.kind not in "fc":
-                continue
-            for name in (f"observation{i}", f"next_observation{i}"):
-                if name in slot.arrays and np.isnan(_squares(slot.arrays[name])):
-                    self._demand(~np.isnan(slot.arrays[name]), f"an observation{leaf.path}", "the environment")
+        self._check_observations(slot)
         rewards, params = slot.arrays["rewards"], slot.arrays["behaviour_params"]
         if not np.isfinite(_squares(rewards)):
             self._demand(np.isfinite(rewards), "a reward", "the environment")
         if not np.isfinite(_squares(params)):  # not wrong as such: a masked choice has a logit of minus infinity
             proper = distribution.proper(torch.from_numpy(params)).numpy()
             self._demand(proper, f"an action distribution (policy version {self.version})", "the policy")
+
+    def _check_observations(self, slot: Slot) -> None:
+        for i, leaf in enumerate(self.leaves):
+            if leaf.dtype.kind not in "fc":
+                continue
+            for name in (f"observation{i}", f"next_observation{i}"):
+                if name in slot.arrays and np.isnan(_squares(slot.arrays[name])):
+                    self._demand(~np.isnan(slot.arrays[name]), f"an observation{leaf.path}", "the environment")
 
     @staticmethod
     def _demand(good: NDArray[np.bool_], what: str, whose: str) -> None:

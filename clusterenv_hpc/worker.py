@@ -24,7 +24,7 @@ from .collect import Collector, NotFiniteError
 from .comm.channel import Backoff, Channel, Deadline
 from .comm.codec import decode, encode
 from .comm.messages import Command, Report, Tag, note, read_probe
-from .envs.build import EnvError, EnvSource, build_vector_env, failing_row
+from .envs.build import EnvError, EnvSource, build_vector_env, failing_row, misfit
 from .envs.delays import slow_down
 from .envs.group import LEAVE, Group
 from .envs.spaces import encode_space
@@ -231,6 +231,10 @@ class Worker:
         if row is not None and not isinstance(error, EnvError):
             row += self.rows[0]
         cause = str(error) if isinstance(error, (EnvError, NotFiniteError)) else f"{type(error).__name__}: {error}"
+        if self._collector is not None and _in_concatenate(error):  # after the loop over environments
+            found = misfit(self._collector.envs)
+            if found is not None:
+                row, cause = self.rows[0] + found[0], f"the environment gave {found[1]}"
         trace = "".join(traceback.format_exception(error))
         place = _place(error)
         return {"cause": cause, "row": row, "host": self.channel.host, "traceback": trace[-20000:], "place": place}
@@ -248,6 +252,11 @@ class Worker:
             self.group.tell(LEAVE)
         self.channel.flush(Deadline(GRACE_S / 2))  # first: the learner takes what is under way until it hears this
         self.channel.send_note(0, Tag.REPORT, note(Report.LEFT))
+
+
+def _in_concatenate(error: BaseException) -> bool:
+    """Whether Gymnasium could not put the environments' observations together."""
+    return any("concatenate" in frame.name for frame in traceback.extract_tb(error.__traceback__))
 
 
 def _place(error: BaseException) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
@@ -20,6 +21,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from .delays import Delay
 from .group import Group, GroupEnv
+from .spaces import leaves, split
 
 AutoresetModeLike = AutoresetMode | str
 Wrapper = Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]
@@ -105,7 +107,8 @@ class SyncEnvs(SyncVectorEnv):
                 same_step = self.autoreset_mode is AutoresetMode.SAME_STEP
                 self.recorded.append((env_num, _settled(env_info) if same_step else env_info))
         elif "final_obs" in env_info:
-            vector_infos.setdefault("final_obs", {})[env_num] = env_info["final_obs"]
+            # Copied: the reset that follows may write into the same array.
+            vector_infos.setdefault("final_obs", {})[env_num] = deepcopy(env_info["final_obs"])
         return vector_infos
 
     def begin_rollout(self) -> None:
@@ -225,6 +228,23 @@ def build_vector_env(
 def autoreset_mode_of(envs: VectorEnv[Any, Any, Any]) -> AutoresetMode:
     """The autoreset mode that ``envs`` declares (Gymnasium's default, ``NEXT_STEP``, where it declares none)."""
     return AutoresetMode(envs.metadata.get("autoreset_mode") or AutoresetMode.NEXT_STEP)
+
+
+def misfit(envs: VectorEnv[Any, Any, Any]) -> tuple[int, str] | None:
+    """Which environment's latest observation does not have the space's form, and how; None if all have."""
+    space = envs.single_observation_space
+    for row, observation in enumerate(getattr(envs, "_env_obs", None) or ()):
+        try:
+            parts = split(space, observation)
+        except (TypeError, KeyError, IndexError, ValueError):
+            return row, f"an observation of another structure than its space {space}: {type(observation).__name__}"
+        for part, leaf in zip(parts, leaves(space), strict=True):
+            if part.shape != leaf.shape or not np.can_cast(part.dtype, leaf.dtype, "same_kind"):
+                return row, (
+                    f"an observation{leaf.path} of shape {part.shape} and dtype {part.dtype}, but its space says "
+                    f"{leaf.shape} and {leaf.dtype}"
+                )
+    return None
 
 
 def failing_row(envs: VectorEnv[Any, Any, Any], traceback: TracebackType | None) -> int | None:

@@ -114,6 +114,7 @@ def check_policy(
     rows = 3
     device = next((tensor.device for tensor in policy.parameters()), torch.device("cpu"))
     observations = as_tensors(_sample_batch(observation_space, rows), device)
+    given = copy.deepcopy(observations)
     with _untouched(policy), torch.no_grad():
         try:
             params, values = evaluate(policy, observations)
@@ -124,6 +125,11 @@ def check_policy(
                 f"{_name(policy)} failed on a batch of {rows} observations ({_shapes(observations)}) of the space "
                 f"{observation_space}: {type(error).__name__}: {error}"
             ) from error
+    if not _equal(observations, given):
+        raise PolicyError(
+            f"{_name(policy)} changes its observations in place; they are the ones that are kept and sent. Work on a "
+            "copy: x = x / 255 instead of x /= 255."
+        )
     _check_params(policy, params, distribution, rows, action_space)
     if values is not None:
         _check_output(policy, "value", values, (rows,), "one value per row; squeeze a trailing 1 with .squeeze(-1)")
@@ -141,7 +147,10 @@ def _check_params(
     )
     _check_output(policy, "forward", params, (rows, distribution.num_params), fitting)
     if not distribution.proper(params).all():
-        raise PolicyError(f"{_name(policy)}: forward(observations) contains numbers that are no {fitting}.")
+        raise PolicyError(
+            f"{_name(policy)}: forward(observations) contains numbers that make no action distribution (NaN, or "
+            f"infinite): {fitting}."
+        )
 
 
 def _check_output(policy: nn.Module, method: str, output: Any, shape: tuple[int, ...], fitting: str) -> None:
@@ -154,6 +163,15 @@ def _check_output(policy: nn.Module, method: str, output: Any, shape: tuple[int,
         )
     if not output.is_floating_point():
         raise PolicyError(f"{where} returned {output.dtype}; expected a floating-point tensor: {fitting}.")
+
+
+def _equal(one: Tree, other: Tree) -> bool:
+    """Whether two trees of the same structure hold the same numbers."""
+    if isinstance(one, dict):
+        return all(_equal(part, other[key]) for key, part in one.items())
+    if isinstance(one, tuple):
+        return all(map(_equal, one, other))
+    return bool(torch.equal(one, other))
 
 
 def _name(policy: nn.Module) -> str:

@@ -6,6 +6,7 @@ no step is counted twice.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -60,6 +61,10 @@ def _line(record: Mapping[str, Any]) -> str:
     return json.dumps(finite(record), allow_nan=False) + "\n"
 
 
+class RecordError(RuntimeError):
+    """A run's records cannot be written; the message says which file and why."""
+
+
 class MetricsWriter:
     """Appends one record for each update to metrics.jsonl and, where asked, to TensorBoard.
 
@@ -70,7 +75,7 @@ class MetricsWriter:
     """
 
     def __init__(self, directory: Path, update: int, env_steps: int, *, tensorboard: bool) -> None:
-        path = directory / "metrics.jsonl"
+        self._path = path = directory / "metrics.jsonl"
         cut_metrics(path, update)
         self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - open as long as the run
         self._events: Any = None
@@ -82,8 +87,14 @@ class MetricsWriter:
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Adds ``record``, which has ``update`` and ``env_steps``; on disk, as far as a crash of this process goes."""
-        self._file.write(_line(record))
-        self._file.flush()
+        try:
+            self._file.write(_line(record))
+            self._file.flush()
+        except OSError as error:
+            raise RecordError(
+                f"{self._path}: cannot be written: {error.strerror or error}; the checkpoints are as they were. Make "
+                "room, and go on with resume=true"
+            ) from error
         if self._events is not None:
             for name, value in finite(record).items():
                 if isinstance(value, int | float) and name not in ("update", "env_steps"):
@@ -97,7 +108,8 @@ class MetricsWriter:
 
     def close(self) -> None:
         """No more records."""
-        self._file.close()
+        with contextlib.suppress(OSError):  # what could not be written was told when it was
+            self._file.close()
         if self._events is not None:
             self._events.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import platform
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -115,13 +116,16 @@ def ending(
         verdict = "" if target is None else f"; solved from {target:g} on: {'yes' if result.mean >= target else 'no'}"
         lines.append(f"  {result.describe(config.eval.sampled and exit_reason != 'solved')}{verdict}")
     elif exit_reason == "completed" and config.eval.episodes:
-        lines.append(f"  the evaluation was broken off; clusterenv-hpc eval {run.path} plays it again")
-    more = f" total_steps={2 * config.total_steps}" if exit_reason == "completed" else ""
+        lines.append(
+            f"  the evaluation was broken off; clusterenv-hpc eval {shlex.quote(str(run.path))} plays it again"
+        )
+    twice = 2 * config.total_steps if tally.env_steps < 2 * config.total_steps else 2 * tally.env_steps
+    more = f" total_steps={twice}" if exit_reason == "completed" else ""
     if exit_reason == "solved":  # else it would end again after one update
         more = " stop.at_return=null"
     lines += [
         f"run:     {run.path.resolve()}",
-        f"plot:    clusterenv-hpc plot {run.path}",
-        f"resume:  clusterenv-hpc train run_dir={run.path} resume=true{more}",
+        f"plot:    clusterenv-hpc plot {shlex.quote(str(run.path))}",
+        f"resume:  clusterenv-hpc train {shlex.quote(f'run_dir={run.path}')} resume=true{more}",
     ]
     return "\n".join(lines)

@@ -86,6 +86,11 @@ def claim(config: Config) -> RunDir:
         raise ConfigError(
             f"run_dir={run.path}: holds a run, which is not overwritten; allowed: resume=true, or another run_dir"
         )
+    if not run.holds_a_run() and any(run.checkpoints.glob("*.pt")):
+        raise ConfigError(
+            f"run_dir={run.path}: holds checkpoints but no config.yaml, so nobody knows what they are of; put the file "
+            "back, or choose another run_dir"
+        )
     try:
         run.path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -123,7 +123,7 @@ def give_up(error: Exception, comm: Any) -> int:
 
 def asked(overrides: Sequence[str]) -> Config:
     """What the words ask for; they may speak of keys that only the stored run they resume has."""
-    where = compose([word for word in overrides if word.startswith(("run_dir=", "resume="))])
+    where = compose([word for word in overrides if word.startswith(("run_dir=", "resume="))], check_env=False)
     if where.resume and where.run_dir is not None and asked_for(where).holds_a_run():
         return resume(asked_for(where).config, overrides)
     return compose(overrides)

@@ -204,6 +204,8 @@ class LearnerRun:
         print(text, flush=True)
         if self.job is not None and self.job.wish and self.exit_reason == self.job.reason:
             return self.job.leave().exit_code
+        if self.result is None and self.exit_reason == "completed" and self.stop.reason == "SIGINT":
+            return EXIT_CODES["SIGINT"]  # of the evaluation
         return EXIT_CODES.get(self.exit_reason, 0)
 
     # -- what depends on the kind of run ------------------------------------------------------------------------------
