@@ -53,12 +53,15 @@ def real_times(cases: dict[str, dict[str, list[dict[str, Any]]]]) -> str:
     return "\n".join(lines)
 
 
-def draw(cases: dict[str, dict[str, list[dict[str, Any]]]], path: Path) -> None:
-    """Bars: the time that as many gradients took, by scenario and method."""
+def draw(path: Path = HERE / "real.png") -> Path | None:
+    """Bars: the time that as many gradients took, by scenario and method; None where no run is stored."""
     import numpy as np
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    cases = grouped(HERE / "real" / "results.json")
+    if not cases:
+        return None
     figure = Figure(figsize=(8, 4), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
@@ -74,6 +77,7 @@ def draw(cases: dict[str, dict[str, list[dict[str, Any]]]], path: Path) -> None:
     axes.legend(fontsize="small")
     axes.grid(alpha=0.3, axis="y")
     figure.savefig(path, dpi=110)
+    return path
 
 
 def main() -> int:
@@ -81,7 +85,7 @@ def main() -> int:
     print(same_gradients(grouped(HERE / "results.json")))
     if real := grouped(HERE / "real" / "results.json"):
         print("\n" + real_times(real))
-        draw(real, HERE / "real.png")
+        draw()
     return 0
 
 

@@ -129,9 +129,15 @@ def test_actions_that_an_algorithm_cannot_take_are_named(words: str, part: str) 
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        ("algo=dqn algo.capacity=500", "algo.capacity=500: allowed: at least 1088, for 32 environments"),
+        (
+            "algo=dqn envs_per_worker=16 algo.num_steps=16 algo.learning_starts=100 algo.capacity=500",
+            "algo.capacity=500: allowed: at least 1088, for 32 environments",
+        ),
         ("algo=dqn algo.learning_starts=200000", "algo.learning_starts=200000: allowed: at most algo.capacity=100000"),
-        ("algo=appo algo.minibatch_size=3000", "at most the batch, 1024 = 1 x 16 environments x algo.num_steps=64"),
+        (
+            "algo=appo envs_per_worker=16 algo.num_steps=64 algo.rollouts_per_update=1 algo.minibatch_size=3000",
+            "at most the batch, 1024 = 1 x 16 environments x algo.num_steps=64",
+        ),
         ("algo=vtrace algo.rollouts_per_update=0", "algo.rollouts_per_update=0: allowed: an integer >= 1"),
         ("algo=vtrace algo.clip=0.2", "algo.clip=0.2: no such key"),
         ("algo=sac algo.tau=0", "algo.tau=0.0: allowed: a finite number > 0"),
