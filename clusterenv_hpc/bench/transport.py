@@ -81,7 +81,7 @@ def channel_flood(channel: Channel, size: int, count: int) -> float:
             if handle is not None:
                 _wait(channel, backoff, deadline, handle.done)
     else:
-        ports = [channel.arrival(buffer, 1, Tag.ROLLOUT) for buffer in buffers]  # as rollouts come
+        ports = [channel.incoming(buffer, 1, Tag.ROLLOUT) for buffer in buffers]
         for port in ports[:count]:
             port.start()
         for i in range(count):
