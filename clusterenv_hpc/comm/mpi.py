@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import time
 from typing import Any
 
 import mpi4py
@@ -21,6 +22,9 @@ from .start import starting
 mpi4py.rc.threads = False  # one thread per rank speaks MPI; full thread support would cost a lock per call
 with starting():
     from mpi4py import MPI
+
+SPOKEN_S = 0.3
+"""How long before an abort a launcher has to pass on what this rank has said last, in seconds."""
 
 
 class MpiPort:
@@ -196,6 +200,7 @@ class MpiChannel(Channel):
     def abort(self, code: int) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
+        time.sleep(SPOKEN_S)
         self._world.Abort(code)
         os._exit(code)  # some return from Abort, and end only when the launcher has heard of it
 
