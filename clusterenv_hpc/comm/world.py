@@ -12,12 +12,16 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 from .channel import Backoff, Channel, ClusterError
+
+AGAIN_S = 1.0
+"""How long after an interrupt another one is taken for the same, in seconds."""
 
 _LAUNCHERS = ("PMI_RANK", "PMI_SIZE", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "MPI_LOCALRANKID")
 
@@ -119,6 +123,33 @@ def ignore_interrupts() -> Callable[[], None]:
     return heed_interrupts
 
 
+def heed_interrupts_once() -> Callable[[], None]:
+    """For the learner: one press of Ctrl-C may arrive twice, from the terminal and from the launcher that passes it on.
+
+    The second of two within ``AGAIN_S`` would break into the end that the first began.  A handler that the script has
+    set is left alone.  Returns what undoes this.
+    """
+    ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not ours or threading.current_thread() is not threading.main_thread():
+        return lambda: None
+    last = float("-inf")
+
+    def interrupted(number: int, frame: FrameType | None) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last > AGAIN_S:
+            last = now
+            raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupted)
+
+    def heed_all() -> None:
+        if signal.getsignal(signal.SIGINT) is interrupted:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    return heed_all
+
+
 class Ending:
     """Sees to it that this rank's end is the job's end.
 
@@ -129,6 +160,7 @@ class Ending:
     def __init__(self, channel: Channel, role: str, leave: Callable[[bool], bool]) -> None:
         self._channel, self._role, self._leave = channel, role, leave
         self._over = False
+        self._heed_all = heed_interrupts_once() if role == "learner" else lambda: None
         self._previous = sys.excepthook
         sys.excepthook = self._failed
         atexit.register(self._exits)
@@ -168,6 +200,7 @@ class Ending:
     def withdraw(self) -> None:
         """This rank has left in another way."""
         self._over = True
+        self._heed_all()
         atexit.unregister(self._exits)
         if sys.excepthook == self._failed:
             sys.excepthook = self._previous
