@@ -1,7 +1,9 @@
 """The channel against raw MPI from Python: round trips, and a flood in one direction, of the same bytes.
 
-A round trip goes as a step does: fixed ports, both sides polling through the channel's own waiting.  A flood goes as
-rollouts do: two synchronous sends under way, two receives posted.
+A round trip goes as a step does: fixed ports, both sides polling through the channel's own waiting.  There are two
+floods: through ports, for any size; and as rollouts travel, synchronous sends that are received once they have been
+announced, for what is as large as a rollout.  Each keeps two messages under way, and raw MPI sends from and receives
+into two buffers in turn as well: nobody can fill a buffer that is still being sent, and two buffers are twice the cache.
 """
 
 from __future__ import annotations
@@ -21,6 +23,9 @@ from clusterenv_hpc.comm.mpi import MPI, MpiChannel
 
 SIZES = (64, 1024, 4096, 65536, 350_000, 1 << 20, 4 << 20)
 """Bytes: from a step's actions to a rollout of 64 environments and beyond."""
+
+ROLLOUT_BYTES = 65536
+"""From here on the flood of rollouts is measured too."""
 
 IN_FLIGHT = 2
 
@@ -65,7 +70,24 @@ def raw_round_trips(comm: Any, size: int, count: int) -> float:
     return (time.perf_counter() - began) / count
 
 
-def channel_flood(channel: Channel, size: int, count: int) -> float:
+def port_flood(channel: Channel, size: int, count: int) -> float:
+    """Seconds for each message from rank 1 to rank 0 through ports."""
+    backoff, deadline = Backoff(spin_s=1e-3), Deadline(60.0)
+    end = channel.outgoing if channel.rank == 1 else channel.incoming
+    ports = [end(np.zeros(size, dtype=np.uint8), 1 - channel.rank, Tag.ECHO) for _ in range(IN_FLIGHT)]
+    began = time.perf_counter()
+    for i in range(count + IN_FLIGHT):
+        port = ports[i % IN_FLIGHT]
+        _wait(channel, backoff, deadline, port.done)
+        if i < count:
+            port.start()
+    seconds = time.perf_counter() - began
+    for port in ports:
+        port.free()
+    return seconds / count
+
+
+def rollout_flood(channel: Channel, size: int, count: int) -> float:
     """Seconds for each message from rank 1 to rank 0, as rollouts travel."""
     backoff, deadline = Backoff(spin_s=1e-3), Deadline(60.0)
     buffers = [np.zeros(size, dtype=np.uint8) for _ in range(IN_FLIGHT)]
@@ -81,7 +103,7 @@ def channel_flood(channel: Channel, size: int, count: int) -> float:
             if handle is not None:
                 _wait(channel, backoff, deadline, handle.done)
     else:
-        ports = [channel.incoming(buffer, 1, Tag.ROLLOUT) for buffer in buffers]
+        ports = [channel.arrival(buffer, 1, Tag.ROLLOUT) for buffer in buffers]
         for port in ports[:count]:
             port.start()
         for i in range(count):
@@ -96,13 +118,13 @@ def channel_flood(channel: Channel, size: int, count: int) -> float:
 
 def raw_flood(comm: Any, size: int, count: int) -> float:
     """Seconds for each message from rank 1 to rank 0 through Send and Recv."""
-    buffer = np.zeros(size, dtype=np.uint8)
+    messages = [[np.zeros(size, dtype=np.uint8), MPI.BYTE] for _ in range(IN_FLIGHT)]
     began = time.perf_counter()
-    for _ in range(count):
+    for i in range(count):
         if comm.Get_rank() == 1:
-            comm.Send([buffer, MPI.BYTE], 0, 8)
+            comm.Send(messages[i % IN_FLIGHT], 0, 8)
         else:
-            comm.Recv([buffer, MPI.BYTE], 1, 8)
+            comm.Recv(messages[i % IN_FLIGHT], 1, 8)
     return (time.perf_counter() - began) / count
 
 
@@ -112,16 +134,21 @@ def run(comm: Any, options: Options) -> dict[str, Any]:
     results = {}
     for size in SIZES:
         count = max(20, min(2000, int(2e8) // (size + 20_000)))
-        times: dict[str, list[float]] = {"raw_trip": [], "trip": [], "raw_flood": [], "flood": []}
+        measured: dict[str, tuple[Callable[[Any, int, int], float], Any]] = {
+            "raw_trip": (raw_round_trips, comm),
+            "trip": (channel_round_trips, channel),
+            "raw_flood": (raw_flood, comm),
+            "flood": (port_flood, channel),
+        }
+        if size >= ROLLOUT_BYTES:
+            measured["rollouts"] = (rollout_flood, channel)
+        times: dict[str, list[float]] = {kind: [] for kind in measured}
         for _ in range(2 * options.repeats):
-            for kind, measure, end in (
-                ("raw_trip", raw_round_trips, comm), ("trip", channel_round_trips, channel),
-                ("raw_flood", raw_flood, comm), ("flood", channel_flood, channel),
-            ):  # fmt: skip
+            for kind, (measure, end) in measured.items():
                 barrier(comm)
                 times[kind].append(measure(end, size, count))
         medians = {kind: statistics.median(values) for kind, values in times.items()}
-        results[str(size)] = {
+        row = {
             "round_trip_us": medians["trip"] * 1e6,
             "raw_round_trip_us": medians["raw_trip"] * 1e6,
             "latency_ratio": medians["trip"] / medians["raw_trip"],
@@ -129,15 +156,21 @@ def run(comm: Any, options: Options) -> dict[str, Any]:
             "raw_bandwidth_mb_per_s": size / medians["raw_flood"] / 1e6,
             "bandwidth_ratio": medians["raw_flood"] / medians["flood"],
         }
+        if "rollouts" in medians:
+            row["rollout_bandwidth_mb_per_s"] = size / medians["rollouts"] / 1e6
+            row["rollout_bandwidth_ratio"] = medians["raw_flood"] / medians["rollouts"]
+        results[str(size)] = row
         if comm.Get_rank() == 0:
-            row = results[str(size)]
+            rollouts = f", as rollouts {row['rollout_bandwidth_ratio']:.2f}" if "rollouts" in medians else ""
             say(
                 f"{size:>8} B: round trip {row['round_trip_us']:8.1f} us ({row['latency_ratio']:.2f} of raw), "
-                f"flood {row['bandwidth_mb_per_s']:8.0f} MB/s ({row['bandwidth_ratio']:.2f} of raw)"
+                f"flood {row['bandwidth_mb_per_s']:8.0f} MB/s ({row['bandwidth_ratio']:.2f} of raw{rollouts})"
             )
+    rows = results.values()
     return {
-        "latency_ratio": max(row["latency_ratio"] for row in results.values()),
-        "bandwidth_ratio": min(row["bandwidth_ratio"] for row in results.values()),
+        "latency_ratio": max(row["latency_ratio"] for row in rows),
+        "bandwidth_ratio": min(row["bandwidth_ratio"] for row in rows),
+        "rollout_bandwidth_ratio": min(row.get("rollout_bandwidth_ratio", np.inf) for row in rows),
         "mpi": channel.transport,
         "results": results,
     }

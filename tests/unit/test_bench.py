@@ -49,3 +49,5 @@ def test_transport_reports_ratios(capfd: pytest.CaptureFixture[str]) -> None:
     result = json.loads(capfd.readouterr().out)
     assert result["latency_ratio"] == max(row["latency_ratio"] for row in result["results"].values())
     assert result["bandwidth_ratio"] == min(row["bandwidth_ratio"] for row in result["results"].values())
+    rollouts = [row["rollout_bandwidth_ratio"] for size, row in result["results"].items() if int(size) >= 65536]
+    assert result["rollout_bandwidth_ratio"] == min(rollouts) and len(rollouts) == 4
