@@ -3,7 +3,7 @@
 A round trip goes as a step does: fixed ports, both sides polling through the channel's own waiting.  There are two
 floods: through ports, for any size; and as rollouts travel, synchronous sends that are received once they have been
 announced, for what is as large as a rollout.  Each keeps two messages under way, and raw MPI sends from and receives
-into two buffers in turn as well: nobody can fill a buffer that is still being sent, and two buffers are twice the cache.
+into two buffers in turn as well: nobody can fill a buffer that is still being sent, and two fill twice the cache.
 """
 
 from __future__ import annotations

@@ -26,7 +26,8 @@ def test_bad_requests_end_with_one_line_and_code_2(capsys: pytest.CaptureFixture
 def test_bounds_can_fail() -> None:
     assert not missed_bounds("rollout", {"ratio_to_limit": 0.96})
     assert missed_bounds("rollout", {"ratio_to_limit": 0.94}) == ["ratio_to_limit is 0.940, expected at least 0.95"]
-    assert len(missed_bounds("transport", {"latency_ratio": 1.6, "bandwidth_ratio": 0.7})) == 2
+    poor = {"latency_ratio": 1.6, "bandwidth_ratio": 0.7, "rollout_bandwidth_ratio": 0.7}
+    assert len(missed_bounds("transport", poor)) == 3
 
 
 @pytest.mark.parametrize("kind", ["rollout", "learner"])
