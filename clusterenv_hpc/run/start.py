@@ -19,6 +19,7 @@ from clusterenv_hpc.jobs.environment import world_problem
 from clusterenv_hpc.run.config import GROUPS, ConfigError, choices, compose, quoted, resume, to_yaml
 from clusterenv_hpc.run.errors import describe, exit_code
 from clusterenv_hpc.run.launch import in_mpi_world, launch_ranks, rank_environment
+from clusterenv_hpc.run.owner import Ownership
 from clusterenv_hpc.run.run_dir import asked_for, claim
 from clusterenv_hpc.run.schema import DEFAULT_WORKERS, VARIANTS, Config, EnvConfig, PolicyConfig
 
@@ -46,7 +47,8 @@ def main(argv: list[str]) -> int:
         if workers == 0:
             from clusterenv_hpc.run.train import learn
 
-            return learn(config, run)
+            with Ownership(run.path) as owner:
+                return learn(config, run, owner=owner)
         told = [word for word in overrides if not word.startswith(("run_dir=", "workers="))]
         ranks_argv = ["train", *told, f"workers={workers}", f"run_dir={quoted(str(run.path))}"]
         return launch_ranks(ranks_argv, config.other_ranks, str(run.path))
@@ -83,14 +85,16 @@ def start_rank(overrides: Sequence[str], show: bool = False) -> int:
 
             return work(config, training)
         run = claim(config)
+        owner = Ownership(run.path)
     except Exception as error:
         return give_up(error, comm)
     from clusterenv_hpc.run.train import learn
 
     config = dataclasses.replace(config, run_dir=str(run.path), name=run.path.name)
     try:
-        return learn(config, run, training if size > 1 else None, aside)
+        return learn(config, run, training if size > 1 else None, aside, owner)
     finally:
+        owner.release()
         run.release_if_empty()
 
 

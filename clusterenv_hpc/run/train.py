@@ -42,6 +42,7 @@ from clusterenv_hpc.run.evaluate import Evaluation, evaluate
 from clusterenv_hpc.run.evaluator import Evaluating
 from clusterenv_hpc.run.interrupt import EXIT_CODES, Interrupted, StopSignals, ignore_stop_signals
 from clusterenv_hpc.run.metrics import MetricsWriter, RunLog, write_json
+from clusterenv_hpc.run.owner import Ownership, TakenOverError
 from clusterenv_hpc.run.progress import Progress, make_progress
 from clusterenv_hpc.run.randomness import random_states, seed_everything, seeds_of, set_random_states
 from clusterenv_hpc.run.report import closing, opening, summary
@@ -53,6 +54,9 @@ from clusterenv_hpc.run.tasks import gradient_method
 
 CONFIRM_EVERY = 0.02
 """Share of total_steps between two evaluations that are to confirm ``stop.at_return``."""
+
+LOOK_EVERY_S = 5.0
+"""Seconds between two looks at whether the run is still this process's."""
 
 SAME_ERROR_S = 1.5
 """How long a worker keeps an error to itself that the learner probably tells as well."""
@@ -104,7 +108,9 @@ def work(config: Config, comm: Any) -> int:
     return 1
 
 
-def learn(config: Config, run: RunDir, comm: Any = None, aside: Channel | None = None) -> int:
+def learn(
+    config: Config, run: RunDir, comm: Any = None, aside: Channel | None = None, owner: Ownership | None = None
+) -> int:
     """The learner's life.  Returns the exit code; what goes wrong is told in one line, and ends every rank.
 
     Args:
@@ -112,9 +118,11 @@ def learn(config: Config, run: RunDir, comm: Any = None, aside: Channel | None =
         run: where to write.
         comm: an mpi4py communicator where there are worker ranks.
         aside: to the rank that evaluates, where there is one.
+        owner: this process's hold on ``run``; given back where this process may not return from here.
     """
     with StopSignals(config.slurm.signal).listening() as stop:
         learner = kind_of_run(config)(config, run, comm, stop)
+        learner.owner = owner
         if aside is not None:
             learner.evaluating = Evaluating(aside, config.eval.sampled)
         try:
@@ -128,6 +136,8 @@ def learn(config: Config, run: RunDir, comm: Any = None, aside: Channel | None =
             if wants_traceback():
                 traceback.print_exception(error)
             code = exit_code(error)
+            if owner is not None:
+                owner.release()
             if learner.envs is not None:
                 learner.envs.abort()
             elif comm is not None:
@@ -159,6 +169,7 @@ class LearnerRun:
         self.envs: Any = None  # a ClusterEnv, or what else has the workers
         self.result: Evaluation | None = None
         self.evaluating: Evaluating | None = None
+        self.owner: Ownership | None = None
         self.resumed_from: str | None = None
         self.exit_reason = "running"
         self.saved_at = -1
@@ -180,8 +191,11 @@ class LearnerRun:
         loaded = self.store.load_latest() if config.resume else None
         version = 0 if loaded is None else self.restore(loaded)
         self.envs = self.make_envs(version)
+        self.demand_ownership()
         write_atomically(self.dir.config, to_yaml(config).encode())
         self.say(self.opening(str(device)))
+        if self.owner is not None and self.owner.before is not None:
+            self.log.write(f"{self.owner.before} had this run, and is gone")
         self.log.write(f"hosts: {' '.join(self.envs.hosts)}")
         self.progress = make_progress(config.log.progress, config.total_steps, self.tally.env_steps, config.log.every_s)
         tensorboard = config.log.tensorboard
@@ -306,6 +320,7 @@ class LearnerRun:
         while tally.env_steps < config.total_steps:
             if (reason := self.asked_to_stop()) is not None:
                 return reason
+            self.demand_ownership(LOOK_EVERY_S)
             began = time.perf_counter()
             record = next(updates)
             self.update_s.append(time.perf_counter() - began)
@@ -347,6 +362,7 @@ class LearnerRun:
     def save(self, metrics: MetricsWriter) -> None:
         """A checkpoint of everything that goes on, and the summary beside it."""
         assert self.envs is not None
+        self.demand_ownership()
         metrics.flush()
         state = {
             "learner": self.learner.state_dict(),
@@ -380,6 +396,8 @@ class LearnerRun:
     def fail(self, line: str, error: BaseException) -> None:
         """Writes down why the run ends, as far as there is a run and that can be done."""
         self.progress.close()
+        if isinstance(error, TakenOverError):
+            return  # what is written down there is another's now
         # An exception from MPI itself: the other side of some message is gone.
         lost = isinstance(error, SilenceError) or type(error).__module__.startswith("mpi4py")
         kind = "lost a rank" if lost else "failed"
@@ -395,6 +413,11 @@ class LearnerRun:
         except (OSError, ValueError) as another:
             why = getattr(another, "strerror", None) or another
             self.progress.say(f"warning: {self.dir.path}: cannot be written to: {why}")
+
+    def demand_ownership(self, every_s: float = 0.0) -> None:
+        """Raises TakenOverError where another process has taken the run; looks at most every ``every_s`` seconds."""
+        if self.owner is not None:
+            self.owner.demand(every_s)
 
     def say(self, text: str) -> None:
         """To the person who watches, and to log.txt."""

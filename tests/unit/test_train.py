@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import os
@@ -17,6 +18,7 @@ import pytest
 import torch
 
 from clusterenv_hpc import cli
+from clusterenv_hpc.run import owner
 from clusterenv_hpc.run.checkpoint import CheckpointError, CheckpointStore, read
 from clusterenv_hpc.run.config import load
 from clusterenv_hpc.run.interrupt import Interrupted, StopSignals
@@ -153,6 +155,31 @@ def test_a_resumed_run_counts_every_step_once() -> None:
     assert lines[len(first)]["version"] == first[-1]["version"] + 1
     # The learning rate is on its way to 0 at the new end, not at the old.
     assert lines[len(first)]["learning_rate"] == pytest.approx(load(Path("a/config.yaml")).algo.learning_rate / 2)
+
+
+def test_a_run_that_another_process_works_on_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train("run_dir=a", "total_steps=500") == 0
+    before = {path: path.read_bytes() for path in Path("a").rglob("*") if path.is_file()}
+    parent = os.getppid()
+    other = dataclasses.replace(owner.this_process(), pid=parent, began=owner._began(parent))
+    record = json.dumps(dataclasses.asdict(other))
+    Path("a", owner.FILE).write_text(record)
+    assert cli.main(["train", "run_dir=a", "resume=true", "total_steps=1000"]) == 2
+    assert f"run_dir=a: process {parent} on" in capsys.readouterr().err
+    Path("a", owner.FILE).unlink()
+
+    def lose(self: CheckpointStore, state: Any, update: int) -> Path:
+        Path("a", owner.FILE).write_text(record)
+        raise owner.TakenOverError("gone")
+
+    with monkeypatch.context() as losing:
+        losing.setattr(CheckpointStore, "save", lose)
+        assert cli.main(["train", "run_dir=a", "resume=true", "total_steps=1000"]) == 1
+    assert Path("a", owner.FILE).read_text() == record
+    for name in ("summary.json", "checkpoints"):
+        assert all(path.read_bytes() == before[path] for path in before if name in str(path))
 
 
 def test_two_resumes_of_one_checkpoint_are_bit_equal() -> None:
