@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from clusterenv_hpc.run.events import EventFile
 from clusterenv_hpc.run.run_dir import write_atomically
 
 
@@ -78,33 +79,31 @@ class MetricsWriter:
         self._path = path = directory / "metrics.jsonl"
         cut_metrics(path, update)
         self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - open as long as the run
-        self._events: Any = None
-        if tensorboard:
-            from torch.utils.tensorboard import SummaryWriter  # slow to import
-
-            # TensorBoard leaves out what earlier files hold from this step on.
-            self._events = SummaryWriter(str(directory), purge_step=env_steps + 1)
+        self._events = EventFile(directory, purge_step=env_steps + 1) if tensorboard else None
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Adds ``record``, which has ``update`` and ``env_steps``; on disk, as far as a crash of this process goes."""
+        path = self._path
         try:
             self._file.write(_line(record))
             self._file.flush()
+            if self._events is not None:
+                path = self._events.path
+                numbers = {
+                    name: value
+                    for name, value in finite(record).items()
+                    if isinstance(value, int | float) and name not in ("update", "env_steps")
+                }
+                self._events.write(numbers, record["env_steps"])
         except OSError as error:
             raise RecordError(
-                f"{self._path}: cannot be written: {error.strerror or error}; the checkpoints are as they were. Make "
-                "room, and go on with resume=true"
+                f"{path}: cannot be written: {error.strerror or error}; the checkpoints are as they were. Make room, "
+                "and go on with resume=true"
             ) from error
-        if self._events is not None:
-            for name, value in finite(record).items():
-                if isinstance(value, int | float) and name not in ("update", "env_steps"):
-                    self._events.add_scalar(name, value, record["env_steps"])
 
     def flush(self) -> None:
         """Everything onto the disk: a checkpoint that is saved next is never ahead of its metrics."""
         os.fsync(self._file.fileno())
-        if self._events is not None:
-            self._events.flush()
 
     def close(self) -> None:
         """No more records."""

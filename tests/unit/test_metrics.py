@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from clusterenv_hpc.rollout import Episodes, Rollout
-from clusterenv_hpc.run.metrics import MetricsWriter, RunLog, cut_metrics, finite, read_metrics, write_json
+from clusterenv_hpc.run.metrics import MetricsWriter, RecordError, RunLog, cut_metrics, finite, read_metrics, write_json
 from clusterenv_hpc.run.source import trim
 from clusterenv_hpc.run.tally import Tally
 from clusterenv_hpc.stats import Stats
@@ -93,6 +94,24 @@ def test_tensorboard_is_continuous_over_a_resume(tmp_path: Path) -> None:
             writer.write(record(update, return_mean=-float(update)))
     expected = [(100 * u, float(u)) for u in range(1, 5)] + [(100 * u, -float(u)) for u in range(5, 9)]
     assert scalars(tmp_path, "return_mean") == expected
+
+
+@pytest.mark.parametrize("full", ["_file", "_events"])
+def test_a_full_disk_is_one_error_and_no_thread_speaks(
+    tmp_path: Path, full: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """/dev/full takes nothing."""
+    threads = threading.active_count()
+    with MetricsWriter(tmp_path, 0, 0, tensorboard=True) as writer:
+        assert threading.active_count() == threads
+        if full == "_file":
+            writer._file = open("/dev/full", "a")  # noqa: SIM115
+        else:
+            assert writer._events is not None
+            writer._events._file = writer._events._records._writer = open("/dev/full", "wb")  # noqa: SIM115
+        with pytest.raises(RecordError, match=r"cannot be written: No space left on device; the checkpoints"):
+            writer.write(record(1))
+    assert capsys.readouterr().err == ""
 
 
 def test_a_summary_is_valid_json_and_written_whole(tmp_path: Path) -> None:
