@@ -42,11 +42,16 @@ GRADIENT_FIGURES = (
 
 
 def series(records: Sequence[dict[str, Any]], metric: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Environment steps and values of one metric; NaN where a record does not have it."""
-    steps = [record.get("env_steps") for record in records]
-    values = [record.get(metric) for record in records]
-    as_floats = [np.array([np.nan if x is None else float(x) for x in column]) for column in (steps, values)]
-    return as_floats[0], as_floats[1]
+    """Environment steps and values of one metric; NaN, a gap in the line, where a record has no such number."""
+    steps, values = (np.array([_number(record.get(key)) for record in records]) for key in ("env_steps", metric))
+    return steps, values
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value) if isinstance(value, int | float) else np.nan
+    except OverflowError:
+        return np.nan
 
 
 def draw(runs: Sequence[RunDir], directory: Path, prefix: str = "") -> list[Path]:

@@ -35,6 +35,10 @@ def test_series_are_the_numbers_in_the_file(tmp_path: Path) -> None:
     assert steps.tolist() == [64.0, 128.0, 192.0]
     assert np.isnan(values[0]) and values[1:].tolist() == [6.0, 9.0]
     assert np.isnan(series(records, "not_there")[1]).all()
+    for wrong in ("many", [1], {"a": 1}, 10**400):  # somebody else's line, or a disk's: a gap
+        records[1]["env_steps"] = records[2]["return_mean"] = wrong
+        steps, values = series(records, "return_mean")
+        assert np.isnan(steps).tolist() == [False, True, False] and np.isnan(values).tolist() == [True, False, True]
 
 
 def test_the_figures_show_what_the_issue_asks_for() -> None:
