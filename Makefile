@@ -99,7 +99,7 @@ test: $(SETUP_DEV)
 	@failed=; \
 	$(PY) -m ruff check . || failed="$$failed ruff"; \
 	$(PY) -m mypy || failed="$$failed mypy"; \
-	$(PY) -m pytest $(ARGS) || failed="$$failed pytest"; \
+	$(PY) -m pytest -n 2 --no-loadscope-reorder $(ARGS) || failed="$$failed pytest"; \
 	if [ -n "$$failed" ]; then echo "failed:$$failed" >&2; exit 1; fi
 
 lint: $(SETUP_DEV)

@@ -90,6 +90,40 @@ def missing(need: str) -> str | None:
     return None if _met[need] else f"needs {need}: {remedy}"
 
 
+REAL_MACHINES = ("slurm", "mpi", "faults", "learning")
+"""Folders of tests that start ranks or a cluster: they come first, so that the quick ones fill what time is left."""
+
+
+def stream_of(nodeid: str) -> str:
+    """Which tests run one after the other where several processes share the suite.
+
+    One stream for the cluster, and one for all that counts seconds and ranks, so that two of it never share the cores.
+    """
+    path = nodeid.partition("::")[0]
+    folder = Path(path).parent.name
+    return path if folder not in REAL_MACHINES else "cluster" if folder == "slurm" else "ranks"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def place(item: pytest.Item) -> int:
+        folder = item.path.parent.name
+        return REAL_MACHINES.index(folder) if folder in REAL_MACHINES else len(REAL_MACHINES)
+
+    items.sort(key=place)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Deal the suite out by ``stream_of``; see the Makefile."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Streams(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return stream_of(nodeid)
+
+    return Streams(config, log)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     for mark in item.iter_markers("needs"):
         for need in mark.args:
