@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
+from pathlib import Path
 
 os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0")
 
@@ -16,9 +19,42 @@ from ray.tune.registry import register_env
 from work import ENVS_PER_WORKER, HIDDEN, TASKS, WINDOW, WORKERS, Returns, answer, request, timed
 
 
-def log_return(*, episode, metrics_logger, **_: object) -> None:
-    """Every episode's return: RLlib's own mean over a window is one of means, of fewer episodes than it seems."""
-    metrics_logger.log_value("all_returns", float(episode.get_return()), reduce="item_series")
+class Ended(gymnasium.Wrapper):
+    """Appends each episode's return to a file: of RLlib's metrics only means of windows come out whole."""
+
+    def __init__(self, env: gymnasium.Env, folder: str) -> None:
+        super().__init__(env)
+        self._log = open(f"{folder}/{os.getpid()}-{id(self)}", "w", buffering=1)  # noqa: SIM115 (as long as the env)
+        self._sum = 0.0
+
+    def reset(self, **words: object) -> tuple:
+        """Begin an episode."""
+        self._sum = 0.0
+        return self.env.reset(**words)
+
+    def step(self, action: object) -> tuple:
+        """One step; at the end of an episode, a line."""
+        told = self.env.step(action)
+        self._sum += float(told[1])
+        if told[2] or told[3]:
+            self._log.write(f"{self._sum}\n")
+        return told
+
+
+class Log:
+    """What ``Ended`` has written since the last look."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder, self._read = Path(folder), dict[Path, int]()
+
+    def new(self) -> list[float]:
+        """Returns of episodes."""
+        found: list[float] = []
+        for path in sorted(self._folder.iterdir()):
+            lines = path.read_text().splitlines()
+            found += map(float, lines[self._read.get(path, 0) :])
+            self._read[path] = len(lines)
+        return found
 
 
 def main() -> None:
@@ -27,10 +63,11 @@ def main() -> None:
     task = TASKS[asked["env"]]
     torch.set_num_threads(1)
     ray.init(num_cpus=WORKERS + 1, include_dashboard=False, log_to_driver=False, configure_logging=False)
-    env_id, scale = task.env_id, task.reward_scale
+    env_id, scale, folder = task.env_id, task.reward_scale, tempfile.mkdtemp(prefix="rllib-returns-")
 
     def make(_: object) -> gymnasium.Env:
-        return gymnasium.wrappers.TransformReward(gymnasium.make(env_id), lambda reward: scale * reward)
+        env = Ended(gymnasium.make(env_id), folder)
+        return gymnasium.wrappers.TransformReward(env, lambda reward: scale * reward)
 
     register_env("scaled", make)
     config = (
@@ -51,7 +88,6 @@ def main() -> None:
                 fcnet_hiddens=[HIDDEN, HIDDEN], fcnet_activation="tanh", vf_share_layers=False
             )
         )
-        .callbacks(on_episode_end=log_return)
         .reporting(metrics_num_episodes_for_smoothing=WINDOW, min_time_s_per_iteration=0)
         .debugging(seed=asked["seed"], log_level="ERROR")
     )  # fmt: skip
@@ -70,15 +106,16 @@ def main() -> None:
 
         answer(timed(rollout, asked["seconds"]))
     else:
-        returns, steps = Returns(task.target), 0
+        returns, log, steps = Returns(task.target), Log(folder), 0
         while returns.seconds < asked["seconds"]:
             told = algorithm.train()["env_runners"]
             steps = int(told["num_env_steps_sampled_lifetime"])
-            if returns.add([ended / scale for ended in told.get("all_returns", [])], steps):
+            if returns.add(log.new(), steps):
                 break
         answer(returns.told(steps))
     algorithm.stop()
     ray.shutdown()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":
