@@ -13,7 +13,7 @@ from .collect import Collector, ProbeStates, Slot
 from .comm.channel import Channel, Deadline, SilenceError
 from .comm.codec import encode
 from .comm.messages import Report, RolloutShape, Tag, note, weights_layout
-from .policies import load_flat_weights, num_weights
+from .policies import PolicyError, load_flat_weights, num_weights
 from .policies.distributions import Distribution
 from .sync import SyncRule
 
@@ -90,6 +90,8 @@ class Acting:
         """Load weights if they have come; True if they have."""
         if not self._requested or not self._weights_port.done():
             return False
+        if (count := int(self._weights["header"]["count"][0])) != (own := len(self._weights["weights"])):
+            raise PolicyError(f"the learner's policy has {count:,} acting parameters, this rank's had {own:,}")
         load_flat_weights(self._policy, self._weights["weights"])
         self._collector.version = int(self._weights["header"]["version"][0])
         self._newest = max(self._newest, self._collector.version)

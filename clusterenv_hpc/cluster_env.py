@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
@@ -23,7 +25,7 @@ from .envs.delays import Delay
 from .envs.infos import array_leaves, check_actions, merge_infos, slice_actions
 from .envs.spaces import decode_space, join, leaves
 from .handshake import software_versions
-from .policies import num_weights
+from .policies import PolicyError, acting_parameters, num_weights
 from .policies import weights_layout as policy_layout
 from .roles import local_channel, open_channel, serve
 from .rollout import Rollout
@@ -157,10 +159,13 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         mode = AutoresetMode(reference.autoreset_mode)
         self.metadata = {**reference.metadata, "autoreset_mode": mode}
         self.render_mode = reference.render_mode
+        self._resetting = np.zeros(self.num_envs, dtype=bool)  # in the next step, whose action for them is not read
         self._leaves, self._action_leaves = leaves(self.single_observation_space), leaves(self.single_action_space)
         for peer in crew.active:
             peer.prepare_steps(self._leaves, self._action_leaves)
         self._detached: Detached | None = None
+        self._policy = policy
+        self._policy_shapes = [] if policy is None else _shapes(policy)
         if policy is not None and rule is not None:
             spaces = (self.single_observation_space, self.single_action_space)
             separate_next = mode is not AutoresetMode.NEXT_STEP
@@ -259,6 +264,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             self._crew.command(peer, Command.RESET, encode([self._sequence, block, own, skip]))
             peer.step_port.start()
         self._was_reset = True
+        self._resetting[slice(None) if mask is None else mask] = False
         observation, _, _, _, infos = self._gather("resetting the environments")
         return observation, infos
 
@@ -280,13 +286,23 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         return [None if one is None else int(one) for one in seed]
 
     def step(self, actions: Any) -> tuple[Any, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]:
-        """As ``SyncVectorEnv.step``: ``actions`` for all environments, row by row."""
+        """As ``SyncVectorEnv.step``: ``actions`` for all environments, row by row.
+
+        Raises:
+            ResetNeeded: there was no ``reset`` yet.
+            ValueError: ``actions`` are too few or too many, or one cannot be meant; the environments are as before.
+        """
         self._demand_open("step")
+        if not self._was_reset:
+            raise ResetNeeded("step() was called before the first reset()")
         self._send_actions(actions)
-        return self._gather("stepping the environments")
+        result = self._gather("stepping the environments")
+        if self.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP:
+            np.logical_or(result[2], result[3], out=self._resetting)
+        return result
 
     def _send_actions(self, actions: Any) -> None:
-        check_actions(self.single_action_space, actions, self.num_envs)
+        check_actions(self.single_action_space, actions, self.num_envs, self._resetting)
         self._sequence += 1
         arrays = self._typed_actions(actions)
         if arrays is None:  # another dtype or type than the space's: sent as it is, so that env.step gets just that
@@ -377,7 +393,9 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
                 "Values must be a list or tuple with length equal to the number of environments. "
                 f"Got `{len(values)}` values for {self.num_envs} environments."
             )
-        bodies = [encode([name, list(values[peer.rows])], f"the values of {name}") for peer in self._crew.active]
+        for row, value in enumerate(values):
+            encode(value, f"the new {name} of environment {row}")  # names what cannot be sent, before anything is
+        bodies = [encode([name, list(values[peer.rows])]) for peer in self._crew.active]
         self._crew.ask(self._crew.active, Command.SET, bodies, f"setting {name}")
 
     def render(self) -> tuple[Any, ...] | None:
@@ -392,9 +410,15 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         return self._demand_policy("version").version
 
     def publish(self) -> int:
-        """Snapshot the policy as the next version, and let the workers know.  Returns the version."""
+        """Snapshot the policy as the next version, and let the workers know.  Returns the version.
+
+        Raises:
+            PolicyError: the policy has other layers than when this was built; the workers' copies have not.
+        """
         self._demand_open("publish")
-        return self._demand_policy("publish").publish()
+        detached = self._demand_policy("publish")
+        self._demand_same_weights()
+        return detached.publish()
 
     def rollout(self, num_steps: int) -> Rollout:
         """One rollout ``[T, N, ...]`` of all environments, in lockstep: same seeds give bit-equal rollouts.
@@ -429,14 +453,29 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         self._demand_open(method)
         detached = self._demand_policy(method)
         _whole("num_steps", num_steps)
+        self._demand_same_weights()
         if not self._was_reset:
             self.reset()
         return detached
+
+    def _demand_same_weights(self) -> None:
+        assert self._policy is not None
+        if (shapes := _shapes(self._policy)) != self._policy_shapes:
+            was, now = (sum(map(math.prod, them)) for them in (self._policy_shapes, shapes))
+            raise PolicyError(
+                f"the policy's acting parameters are {len(shapes)} tensors of {now:,} numbers, but were "
+                f"{len(self._policy_shapes)} of {was:,} when ClusterEnv was built, as on the workers: build the policy "
+                "whole, on every rank, before ClusterEnv"
+            )
 
     def _demand_policy(self, method: str) -> Detached:
         if self._detached is None:
             raise ValueError(f"{method} needs a policy that the workers act with: ClusterEnv(..., policy=...)")
         return self._detached
+
+
+def _shapes(policy: torch.nn.Module) -> list[tuple[int, ...]]:
+    return [tuple(tensor.shape) for tensor in acting_parameters(policy)]
 
 
 def _whole(key: str, value: Any, least: int = 1) -> int:

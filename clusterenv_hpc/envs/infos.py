@@ -56,15 +56,20 @@ def slice_actions(space: Space[Any], actions: Any, first: int, end: int) -> Any:
     return actions[first:end]
 
 
-def check_actions(space: Space[Any], actions: Any, num_envs: int, path: str = "actions") -> None:
-    """Raises ``ValueError`` unless every part of ``actions`` has one entry for each of ``num_envs`` environments."""
+def check_actions(
+    space: Space[Any], actions: Any, num_envs: int, unread: NDArray[np.bool_] | None = None, path: str = "actions"
+) -> None:
+    """Raises ``ValueError`` unless every part of ``actions`` has one entry for each of ``num_envs`` environments.
+
+    unread: ``[num_envs]``, whose entries nobody will read, because they only reset: those may hold any number.
+    """
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
         for key, part in _parts(space):
             try:
                 item = actions[key]
             except (KeyError, IndexError, TypeError):
                 raise ValueError(f"{path} have no part {key!r}, which the action space {space} has") from None
-            check_actions(part, item, num_envs, f"{path}[{key!r}]")
+            check_actions(part, item, num_envs, unread, f"{path}[{key!r}]")
         return
     try:
         given = len(actions)
@@ -75,6 +80,51 @@ def check_actions(space: Space[Any], actions: Any, num_envs: int, path: str = "a
             f"{path} must be for num_envs={num_envs} environments, one after the other; got "
             f"{given or f'{type(actions).__name__} {actions!r}'}"
         )
+    _check_values(space, actions, unread, path)
+
+
+def _check_values(space: Space[Any], actions: Any, unread: NDArray[np.bool_] | None, path: str) -> None:
+    """Raises ``ValueError`` where a row has more or fewer numbers than ``space`` says, or cannot be meant.
+
+    A ``Box``'s bounds are left to the environment: many clip what goes beyond them.  So are other shapes and dtypes
+    of as many numbers, and what is no number is refused where it is sent.
+    """
+    shape = space.shape or ()
+    try:
+        values = np.asarray(actions)
+        if values.dtype == object:
+            values = np.array(values.tolist())
+        if values.dtype.kind not in "biuf":
+            return
+        values = values.reshape(len(values), *shape)
+    except ValueError:
+        raise ValueError(
+            f"{path} must have shape {shape} for each environment, as {space} says; got {_form(actions)}"
+        ) from None
+    if isinstance(space, spaces.Box):
+        good = values == values if values.dtype.kind == "f" else np.ones(len(values), dtype=bool)  # but for NaN
+    else:
+        low, count = _range(space)
+        good = (values >= low) & (values < low + count)
+    if good.all():
+        return
+    wrong = ~good.reshape(len(values), -1).all(axis=1)
+    if unread is not None:
+        wrong &= ~unread
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise ValueError(f"{path}[{row}], of environment {row}, is {actions[row]!r}; expected a member of {space}")
+
+
+def _range(space: Space[Any]) -> tuple[Any, Any]:
+    """The least member of a discrete ``space``, and how many there are, place by place."""
+    if isinstance(space, spaces.Discrete):
+        return space.start, space.n
+    return (space.start, space.nvec) if isinstance(space, spaces.MultiDiscrete) else (0, 2)
+
+
+def _form(actions: Any) -> str:
+    return str(actions.shape[1:]) if isinstance(actions, np.ndarray) else f"{type(actions).__name__} {actions!r:.80}"
 
 
 def array_leaves(space: Space[Any], actions: Any) -> list[NDArray[Any]] | None:

@@ -263,6 +263,11 @@ def test_mistakes_are_refused_and_do_no_harm() -> None:
             (lambda: envs.step([0, 0, 0, 0]), ValueError, "num_envs=3 environments.*got 4"),
             (lambda: envs.step(1), ValueError, "num_envs=3 environments.*got int 1"),
             (lambda: envs.step([object()] * 3), TypeError, r"actions\[0\] is a builtins.object"),
+            (lambda: envs.step(np.array([0, 3, 1])), ValueError, r"actions\[1\], of environment 1, is np.int64\(3\)"),
+            (lambda: envs.step([0, 1, -1]), ValueError, r"of environment 2, is -1; expected a member of Disc"),
+            (lambda: envs.step([0, np.nan, 1]), ValueError, r"actions\[1\], of environment 1, is nan"),
+            (lambda: envs.step(np.zeros((3, 2), int)), ValueError, r"shape \(\) for each environment.*; got \(2,\)"),
+            (lambda: envs.step([[0], [1, 1], [2]]), ValueError, r"shape \(\) for each environment.*got list"),
             (lambda: envs.reset(seed=[1, 2]), ValueError, "must match num_envs=3 but got length=2"),
             (lambda: envs.reset(options={"x": object()}), TypeError, r"options\['x'\] is a builtins.object"),
             (lambda: envs.reset(options={"reset_mask": [True] * 3}), TypeError, "must be a numpy array"),
@@ -270,7 +275,8 @@ def test_mistakes_are_refused_and_do_no_harm() -> None:
             (lambda: envs.reset(options={"reset_mask": np.ones(3)}), TypeError, "dtype=np.bool_"),
             (lambda: envs.reset(options={"reset_mask": np.zeros(3, bool)}), ValueError, "at least one True"),
             (lambda: envs.call("scaled", object()), TypeError, r"the arguments of scaled\[1\]\[0\] is a"),
-            (lambda: envs.set_attr("gain", object()), TypeError, r"the values of gain\[1\]\[0\] is a"),
+            (lambda: envs.set_attr("gain", object()), TypeError, r"gain of environment 0 is a builtins.object, which"),
+            (lambda: envs.set_attr("gain", [1.0, 2.0, {3}]), TypeError, "gain of environment 2 is a builtins.set"),
             (lambda: envs.rollout(5), ValueError, r"rollout needs a policy.*policy=\.\.\."),
             (lambda: envs.rollouts(5), ValueError, "rollouts needs a policy"),
             (lambda: envs.publish(), ValueError, "publish needs a policy"),
@@ -279,6 +285,42 @@ def test_mistakes_are_refused_and_do_no_harm() -> None:
             with pytest.raises(error, match=message):
                 mistake()
             assert_same(envs.step(np.ones(3, np.int64)), reference.step(np.ones(3, np.int64)))
+
+
+@pytest.mark.parametrize(
+    ("env", "wrong"),
+    [
+        (toy.BoxActions, lambda a: np.where(a > a.min(), a, np.nan)),
+        (toy.BoxActions, lambda a: a[:, :1]),
+        (toy.Kinds, lambda a: a + np.array([0, 2, 0])),
+        (toy.BinaryActions, lambda a: a * 2 + 2),
+        (toy.FromMinusTwo, lambda a: a + 4),
+        (toy.NestedActions, lambda a: a | {"gear": a["gear"] + 5}),
+        (toy.NestedActions, lambda a: a | {"pair": (a["pair"][0], a["pair"][1] - 3)}),
+        (toy.NestedActions, lambda a: a | {"steer": a["steer"] * np.nan}),
+    ],
+)
+def test_actions_that_are_none_are_refused_and_do_no_harm(env: Any, wrong: Callable[[Any], Any]) -> None:
+    with ClusterEnv(env, 3, num_workers=2) as envs:
+        with pytest.raises(gym.error.ResetNeeded, match="reset"):
+            envs.step(envs.action_space.sample())
+        envs.reset(seed=1)
+        for _ in range(2):
+            with pytest.raises(ValueError, match=r"expected a member of|must have shape"):
+                envs.step(wrong(envs.action_space.sample()))
+            envs.step(envs.action_space.sample())
+
+
+def test_an_action_that_nobody_reads_may_be_anything() -> None:
+    """Of an environment that only resets, as in ``SyncVectorEnv``."""
+    reference = sync_reference(toy.Walk, 4, {"mean_length": 2})
+    with ClusterEnv(toy.Walk, 4, num_workers=2, env_kwargs={"mean_length": 2}) as envs:
+        ended = np.zeros(4, dtype=bool)
+        assert_same(envs.reset(seed=1), reference.reset(seed=1))
+        for _ in range(20):
+            actions = np.where(ended, -1, 1)
+            assert_same(stepped := envs.step(actions), reference.step(actions))
+            ended = stepped[2] | stepped[3]
 
 
 def build(**changes: Any) -> ClusterEnv:

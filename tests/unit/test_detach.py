@@ -16,6 +16,7 @@ from toy_policy import Linear
 from clusterenv_hpc.cluster_env import ClusterEnv
 from clusterenv_hpc.collect import ProbeStates
 from clusterenv_hpc.comm.channel import ClusterError, WorkerError
+from clusterenv_hpc.policies import ActorCritic, PolicyError, num_weights
 from clusterenv_hpc.rollout import Rollout
 from clusterenv_hpc.sync import APS, Always, EveryK, Never, SyncRule
 
@@ -459,6 +460,20 @@ def test_same_seeds_give_bit_equal_rollouts() -> None:
 class TooFew(Linear):
     def forward(self, observations: Any) -> torch.Tensor:
         return super().forward(observations)[:, :2]
+
+
+@pytest.mark.parametrize("ask", [ClusterEnv.publish, lambda envs: envs.rollout(3)], ids=["publish", "rollout"])
+def test_layers_that_are_added_later_are_refused_and_do_no_harm(ask: Any) -> None:
+    policy = ActorCritic(toy.Walk.observation_space, toy.Walk.action_space, [4])
+    count = num_weights(policy)
+    with ClusterEnv(toy.Walk, 4, policy=policy, num_workers=2) as envs:
+        envs.rollout(3)
+        policy.actor.append(torch.nn.Linear(2, 3))
+        with pytest.raises(PolicyError, match=rf"of {count + 9} numbers, but were \d+ of {count} when ClusterEnv was"):
+            ask(envs)
+        del policy.actor[-1]
+        envs.publish()
+        envs.rollout(3)
 
 
 def test_a_policy_that_does_not_fit_is_refused() -> None:
