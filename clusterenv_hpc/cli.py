@@ -94,7 +94,7 @@ def main(argv: list[str] | None = None) -> int:
         module, _, function = COMMANDS[argv[0]].target.partition(":")
         return int(getattr(importlib.import_module(module), function)(argv[1:]))
     except KeyboardInterrupt:
-        return 130
+        return _complain("interrupted", 130)
     except BrokenPipeError:  # the reader has seen enough: `... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141

@@ -111,7 +111,7 @@ def test_an_unknown_command_suggests_one(capsys: pytest.CaptureFixture[str]) -> 
     ("error", "code", "parts"),
     [
         (ZeroDivisionError("division\nby zero"), 1, ["ZeroDivisionError: division by zero", "test_cli.py:"]),
-        (KeyboardInterrupt(), 130, []),
+        (KeyboardInterrupt(), 130, ["interrupted"]),
         (OSError(28, "No space left on device", "/x/y"), 1, ["No space left on device", "/x/y"]),
     ],
 )
