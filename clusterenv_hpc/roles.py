@@ -15,7 +15,6 @@ from .comm.world import (
     claim_world,
     default_backoff,
     ignore_interrupts,
-    in_mpi_world,
     open_groups,
     open_mpi_channel,
     release_world,
@@ -24,7 +23,7 @@ from .comm.world import (
 from .envs.build import make_env
 from .envs.group import Group, follow
 from .handshake import deal
-from .jobs.environment import world_problem
+from .jobs.environment import in_mpi_world, world_problem
 from .sync import SyncRule
 from .worker import Worker, WorkerSettings, run_worker
 

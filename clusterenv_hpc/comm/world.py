@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import os
 import signal
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -22,17 +21,6 @@ from .channel import Backoff, Channel, ClusterError
 
 AGAIN_S = 1.0
 """How long after an interrupt another one is taken for the same, in seconds."""
-
-_LAUNCHERS = ("PMI_RANK", "PMI_SIZE", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "MPI_LOCALRANKID")
-
-
-def in_mpi_world(environ: Mapping[str, str] | None = None) -> bool:
-    """Whether an MPI launcher (or srun with several tasks) started this process; asks the environment, not MPI."""
-    environ = os.environ if environ is None else environ
-    if any(name in environ for name in _LAUNCHERS):
-        return True
-    tasks = environ.get("SLURM_STEP_NUM_TASKS", "")
-    return "SLURM_PROCID" in environ and tasks.isdigit() and int(tasks) > 1
 
 
 def world_size(comm: Any) -> int:

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from clusterenv_hpc.comm.channel import Backoff, Channel, ClusterError, HandshakeError, WorkerError
 from clusterenv_hpc.comm.local import LocalHub
-from clusterenv_hpc.comm.world import Ending, default_backoff, in_mpi_world, open_mpi_channel
+from clusterenv_hpc.comm.world import Ending, default_backoff, open_mpi_channel
 from clusterenv_hpc.gradients.aggregators import Aggregator, PerArrival, Verdict
 from clusterenv_hpc.gradients.checks import one_of, positive_int
 from clusterenv_hpc.gradients.gradient_crew import GradientCrew
@@ -38,6 +38,7 @@ from clusterenv_hpc.gradients.gradient_worker import GradientWorker
 from clusterenv_hpc.gradients.links import AllReduce, GradientStats, Link, PointToPoint
 from clusterenv_hpc.gradients.nigt import Optimizer
 from clusterenv_hpc.gradients.updates import SUMMED, Update, units_of
+from clusterenv_hpc.jobs.environment import in_mpi_world, world_problem
 from clusterenv_hpc.policies import num_weights, weights_layout
 from clusterenv_hpc.worker import GRACE_S, run_worker
 
@@ -124,8 +125,6 @@ class GradientCluster:
 
     def _open(self, comm: Any, num_workers: int | None, policy: torch.nn.Module, survive: bool) -> Channel:
         if comm is not None or in_mpi_world():
-            from clusterenv_hpc.jobs.environment import world_problem
-
             channel = open_mpi_channel(comm, survive)
             problem = world_problem(channel.size, os.environ) if comm is None else None
             if problem is not None:

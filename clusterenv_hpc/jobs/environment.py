@@ -200,6 +200,19 @@ def launched_ranks(environ: Mapping[str, str] | None = None) -> int | None:
     return _number(environ, "SLURM_STEP_NUM_TASKS", least=1) if "SLURM_STEP_ID" in environ else None
 
 
+def in_mpi_world(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether an MPI launcher or srun started this process as one rank of several; MPI is not touched.
+
+    A Slurm step of one task is no such world: the shell of ``srun --pty bash`` is one, and there a plain start
+    shall start its own ranks.  Raises SlurmEnvironmentError where a launcher's number is none.
+    """
+    environ = os.environ if environ is None else environ
+    ranks = launched_ranks(environ)
+    if ranks is None:
+        return environ.get("PMIX_RANK", "").isdigit()
+    return ranks > 1 or "SLURM_STEP_ID" not in environ
+
+
 def world_problem(comm_size: int, environ: Mapping[str, str] | None = None, vendor: str | None = None) -> str | None:
     """What is wrong when ``COMM_WORLD`` has ``comm_size`` ranks in this environment, and what to do; None if nothing.
 

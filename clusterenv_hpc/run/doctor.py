@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import clusterenv_hpc
+from clusterenv_hpc.jobs.environment import in_mpi_world
 from clusterenv_hpc.run.launch import launch_program
 from clusterenv_hpc.run.mpi_launcher import (
     LaunchError,
     available_cores,
     find_launcher,
     find_mpi,
-    in_mpi_world,
     world_rank,
 )
 from clusterenv_hpc.run.srun_probe import MpiPlugin, ask, find_mpi_plugin

@@ -14,14 +14,13 @@ from clusterenv_hpc.run.mpi_launcher import (
     LaunchError,
     find_launcher,
     find_mpi,
-    in_mpi_world,
     launch_command,
     launcher_environment,
     rank_environment,
 )
 from clusterenv_hpc.run.supervise import Ended, RankEnd, supervise
 
-__all__ = ["LaunchError", "describe", "in_mpi_world", "launch_program", "launch_ranks", "rank_environment"]
+__all__ = ["LaunchError", "describe", "launch_program", "launch_ranks", "rank_environment"]
 
 BAD_REQUEST = 2
 """The exit code of a command that was refused before anything began."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from clusterenv_hpc.jobs.environment import launched_ranks, scrubbed_environment
+from clusterenv_hpc.jobs.environment import scrubbed_environment
 from clusterenv_hpc.run.guard import RANK_VARIABLES
 
 PROBE_S = 60.0
@@ -190,19 +190,6 @@ def ranks_on_this_host(environ: Mapping[str, str]) -> int | None:
 
 def _first_number(environ: Mapping[str, str], names: Sequence[str]) -> int | None:
     return next((int(environ[name]) for name in names if environ.get(name, "").isdigit()), None)
-
-
-def in_mpi_world(environ: Mapping[str, str] | None = None) -> bool:
-    """Whether an MPI launcher or srun started this process as one rank of several; MPI is not touched.
-
-    A Slurm step of one task is no such world: the shell of ``srun --pty bash`` is one, and there a plain start
-    shall start its own ranks.  Raises SlurmEnvironmentError where a launcher's number is none.
-    """
-    environ = os.environ if environ is None else environ
-    ranks = launched_ranks(environ)
-    if ranks is None:
-        return environ.get("PMIX_RANK", "").isdigit()
-    return ranks > 1 or "SLURM_STEP_ID" not in environ
 
 
 def rank_environment(environ: Mapping[str, str] | None = None, ranks: int | None = None) -> dict[str, str]:

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from clusterenv_hpc.jobs.config import SlurmConfig
-from clusterenv_hpc.jobs.environment import world_problem
+from clusterenv_hpc.jobs.environment import in_mpi_world, world_problem
 from clusterenv_hpc.run.config import GROUPS, ConfigError, choices, compose, quoted, resume, to_yaml
 from clusterenv_hpc.run.errors import describe, exit_code
-from clusterenv_hpc.run.launch import in_mpi_world, launch_ranks, rank_environment
+from clusterenv_hpc.run.launch import launch_ranks, rank_environment
 from clusterenv_hpc.run.owner import Ownership
 from clusterenv_hpc.run.run_dir import asked_for, claim
 from clusterenv_hpc.run.schema import DEFAULT_WORKERS, VARIANTS, Config, EnvConfig, PolicyConfig

@@ -32,18 +32,20 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 FORWARDED = (*STOPPING, signal.SIGUSR1, signal.SIGUSR2)
 TICK_S, HOLD_S, SWEEP_S, LAST_WORDS_S = 0.1, 0.25, 5.0, 2.0
+CLEANUP_S = 5.0  # what a launcher takes to end the others when one is gone
 PIPE_BYTES = 4096  # what a pipe or terminal takes without blocking once it is writable
 BACKLOG_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
 class RankEnd:
-    """How one rank ended: of itself with ``code``, or of ``signal``, when it was process ``pid``."""
+    """How one rank ended: of itself with ``code``, or of ``signal``, when it was process ``pid``; ``at``: seconds."""
 
     rank: int
     pid: int
     code: int | None
     signal: int | None
+    at: float = 0.0
 
     @property
     def exit_code(self) -> int:
@@ -70,7 +72,18 @@ class Ended:
     @property
     def failed(self) -> RankEnd | None:
         """The rank that ended badly before all others, if any did."""
-        return next((end for end in self.ranks if end.exit_code != 0), None)
+        return self._deserter() or next((end for end in self.ranks if end.exit_code != 0), None)
+
+    def _deserter(self) -> RankEnd | None:
+        """A worker that left with exit code 0 while the learner was at work, for which the launcher ended the rest."""
+        left = next((end for end in self.ranks if end.rank and end.exit_code == 0), None)
+        if left is None or self.code == 0 or self.stopped_by is not None:
+            return None
+        learner = next((end for end in self.ranks if end.rank == 0), None)
+        if learner is None:  # killed together with its guard, which is what launchers do
+            return left
+        killed = learner.exit_code in (128 + signal.SIGKILL, 128 + signal.SIGTERM)
+        return left if killed and learner.at - left.at < CLEANUP_S else None
 
 
 @dataclass
@@ -263,9 +276,9 @@ class _Watch:
             status, when = path.read_text().split()
             code = os.waitstatus_to_exitcode(int(status))
             pid = int(path.with_suffix(".pid").read_text())
-            end = RankEnd(int(path.stem), pid, code if code >= 0 else None, -code if code < 0 else None)
-            ends.append((float(when), end))
-        return tuple(end for _, end in sorted(ends, key=lambda entry: entry[0]))
+            own, killed_by = (code, None) if code >= 0 else (None, -code)
+            ends.append(RankEnd(int(path.stem), pid, own, killed_by, float(when)))
+        return tuple(sorted(ends, key=lambda end: end.at))
 
     def _move_bytes(self, now: float) -> None:
         with selectors.DefaultSelector() as selector:

@@ -19,10 +19,12 @@ from pathlib import Path
 
 import pytest
 
+from clusterenv_hpc.jobs.environment import in_mpi_world
 from clusterenv_hpc.run import mpi_launcher
 from clusterenv_hpc.run.banners import Banners
-from clusterenv_hpc.run.launch import in_mpi_world, rank_environment
+from clusterenv_hpc.run.launch import rank_environment
 from clusterenv_hpc.run.mpi_launcher import Mpi, job_facts, launch_command, worker_threads
+from clusterenv_hpc.run.supervise import Ended, RankEnd
 
 PARENT = """
 import sys
@@ -178,18 +180,34 @@ def test_the_learners_exit_code_is_passed_on(launch: Callable[..., Launch], mpi:
     assert err.strip() == ""
 
 
-def test_a_worker_that_leaves_without_a_word_ends_the_job_and_is_named(launch: Callable[..., Launch]) -> None:
-    body = """
+@pytest.mark.parametrize(
+    ("left_with", "mpi"), [(5, "mpich"), (0, "mpich"), pytest.param(0, "openmpi", marks=pytest.mark.needs("openmpi"))]
+)
+def test_a_worker_that_leaves_without_a_word_ends_the_job_and_is_named(
+    launch: Callable[..., Launch], left_with: int, mpi: str
+) -> None:
+    body = f"""
         comm.Barrier()
         if rank == 1:
-            os._exit(5)
+            os._exit({left_with})
         sleep()
         """
     began = time.monotonic()
-    code, _, err = launch(body, grace_s=1.0).end()
-    assert code == 5
+    code, _, err = launch(body, grace_s=1.0, mpi=mpi).end()
+    assert code == left_with or (left_with == 0 and code != 0)
     assert time.monotonic() - began < 10
-    assert re.search(r"rank 1 \(worker\) on \S+, pid \d+, ended with exit code 5 and no word why", err)
+    assert re.search(rf"rank 1 \(worker\) on \S+, pid \d+, ended with exit code {left_with} and no word why", err)
+
+
+def test_a_learner_that_is_killed_after_its_workers_went_home_is_named_itself() -> None:
+    """In the evaluation at the end, most likely; a worker that left in mid-run is followed at once."""
+    workers = (RankEnd(2, 12, 0, None, 100.0), RankEnd(1, 11, 0, None, 100.1))
+    late, soon = (RankEnd(0, 10, None, signal.SIGKILL, at) for at in (130.0, 101.0))
+    assert Ended(137, (*workers, late)).failed == late
+    assert Ended(137, (workers[0], soon)).failed == workers[0]
+    assert Ended(0, workers).failed is None
+    own_words = RankEnd(0, 10, 3, None, 101.0)
+    assert Ended(3, (*workers, own_words)).failed == own_words
 
 
 def test_a_rank_that_tells_its_error_itself_is_not_repeated(launch: Callable[..., Launch]) -> None:
