@@ -278,7 +278,7 @@ class Wide(Walk):
 
 
 class Faulty(Walk):
-    """Fails on purpose: ``where`` is constructor, reset, step, close, nan, inf_reward, info or hang.
+    """Fails on purpose: ``where`` is constructor, exit_at_once, reset, step, exit, close, nan, infinite, inf_reward, ..
 
     Which environment: the one whose first reset was seeded with ``seed`` (None: each), from its step ``after`` on.
     """
@@ -291,6 +291,8 @@ class Faulty(Walk):
         self.steps, self.mine = 0, seed is None
         if where == "constructor":
             raise ValueError("no such level")
+        if where == "exit_at_once":
+            raise SystemExit(4)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         if seed is not None:
@@ -309,6 +311,8 @@ class Faulty(Walk):
                 raise SystemExit(3)
             if self.where == "nan":
                 observation = np.array([0.0, np.nan, 0.0], np.float32)
+            if self.where == "infinite":
+                observation = np.array([0.0, np.inf, 0.0], np.float32)
             if self.where == "inf_reward":
                 reward = np.inf
             if self.where == "info":

@@ -166,7 +166,7 @@ def make_env(source: EnvSource, row: int, group: Group | None = None) -> gym.Env
         env = gym.make(source.env, **kwargs) if build is None else build(**kwargs)  # type: ignore[arg-type]
         for wrapper in source.wrappers:
             env = wrapper(env)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a simulator may take its own start-up failure for the program's end
         raise EnvError(
             f"environment {row} ({source.env_id}) could not be built: {type(error).__name__}: {error}", row
         ) from error
@@ -216,7 +216,7 @@ def build_vector_env(
             envs = build(num_envs=num_envs, **source.kwargs)
         else:
             envs = gym.make_vec(source.env, num_envs, vectorization_mode="vector_entry_point", **source.kwargs)  # type: ignore[arg-type]
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise EnvError(
             f"{source.env_id} could not be built with backend={source.backend}: {type(error).__name__}: {error}"
         ) from error

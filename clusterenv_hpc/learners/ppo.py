@@ -257,7 +257,8 @@ class PPO:
         if len(ends):
             _, end_values = self._evaluate(take(rollout.next_observations, ends.numpy(), self.device))
             next_values.view(-1).index_copy_(0, ends, end_values.cpu())
-        rewards = torch.from_numpy(np.asarray(rollout.rewards * config.reward_scale, np.float32))
+        with np.errstate(over="ignore"):  # told below
+            rewards = torch.from_numpy(np.asarray(rollout.rewards * config.reward_scale, np.float32))
         advantages, targets = gae(
             rewards,
             state_values.view(steps, envs),
@@ -270,7 +271,10 @@ class PPO:
         )
         both = torch.stack((advantages.view(-1), targets.view(-1))).index_select(1, index).to(self.device)
         if not both.isfinite().all():
-            raise FloatingPointError("Advantages are not finite: rewards or final observations hold NaN or infinity.")
+            raise FloatingPointError(
+                f"Advantages are not finite: rewards times reward_scale={config.reward_scale:g}, or final "
+                "observations, are infinite or too large."
+            )
         return both[0], both[1]
 
     @torch.no_grad()

@@ -11,7 +11,7 @@ import contextlib
 import io
 import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -77,8 +77,12 @@ class CheckpointStore:
                 old.unlink()
         return path
 
-    def load_latest(self) -> Loaded | None:
+    def load_latest(self, accept: Callable[[State], object] = bool) -> Loaded | None:
         """The newest checkpoint that is whole; None where there are no checkpoints.
+
+        Args:
+            accept: takes over what it needs of a state.  One that it raises an exception on lacks something, or has
+                it in another shape: that checkpoint counts as damaged, and ``accept`` gets the one before.
 
         Raises:
             CheckpointError: there are checkpoints, and all are damaged.
@@ -86,7 +90,12 @@ class CheckpointStore:
         damaged: list[str] = []
         for path in reversed(self.paths()):
             try:
-                return Loaded(read(path), path, tuple(damaged))
+                state = read(path)
+                try:
+                    accept(state)
+                except Exception as error:
+                    raise CheckpointError(f"{path}: damaged: {_misfit(error)}") from error
+                return Loaded(state, path, tuple(damaged))
             except CheckpointError as error:
                 damaged.append(str(error))
         if damaged:
@@ -114,6 +123,14 @@ def read(path: Path) -> State:
     if not isinstance(state, dict):
         raise CheckpointError(f"{path}: damaged: holds a {type(state).__name__}, expected a dict")
     return state
+
+
+def _misfit(error: Exception) -> str:
+    """What is wrong with a state that can be read but not be used."""
+    text = " ".join(str(error).split())
+    if isinstance(error, KeyError):
+        return f"{text} is missing"
+    return f"it does not fit this run: {text[:300] or type(error).__name__}"
 
 
 def _check_plain(value: Any, where: str) -> None:

@@ -5,10 +5,19 @@ from __future__ import annotations
 import os
 import traceback
 
+OUT_OF_MEMORY = ("MemoryError: ", "DefaultCPUAllocator: ", "CUDA out of memory")
+"""What NumPy on another rank, and torch, say when they get none."""
+
+HUNGRY = ("algo.num_steps", "algo.capacity", "algo.minibatch_size", "policy.hidden")
+"""Keys that memory use grows with."""
+
 
 def describe(error: BaseException) -> str:
     """One line on ``error``.  Errors of our own are made to be read; of others the kind and the place are told too."""
     text = " ".join(str(error).split())
+    if isinstance(error, MemoryError) or any(words in text for words in OUT_OF_MEMORY):
+        text = text or "no memory is left"
+        return f"{text}; less is needed with fewer envs_per_worker, or smaller {', '.join(HUNGRY)}"
     if type(error).__module__.startswith("clusterenv_hpc.") and text:
         return text
     frames = traceback.extract_tb(error.__traceback__)

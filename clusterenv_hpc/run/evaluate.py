@@ -163,7 +163,8 @@ def evaluate(
             playing = still
     finally:
         for slot in slots:
-            slot.env.close()
+            with contextlib.suppress(Exception):  # all is played
+                slot.env.close()
     return Evaluation(returns, lengths, cut)
 
 
@@ -203,14 +204,15 @@ def main(argv: list[str]) -> int:
     config.eval.sampled |= args.sampled
     if config.eval.episodes == 0:
         raise ConfigError("episodes=0: allowed: an integer >= 1")
-    loaded = CheckpointStore(run.checkpoints, config.checkpoint.keep).load_latest()
-    if loaded is None:
+    store = CheckpointStore(run.checkpoints, config.checkpoint.keep)
+    if not store.paths():
         raise ConfigError(f"{run.path}: there is no checkpoint yet; expected a run that has saved one")
-    for line in loaded.damaged:
-        print(f"warning: {line}; using {loaded.path.name}", file=sys.stderr)
     torch.set_num_threads(1)
     policy = build_policy(config.policy, *spaces_of(config.env), seed=config.seed, algo=config.algo)
-    policy.load_state_dict(loaded.state["learner"]["policy"])
+    loaded = store.load_latest(lambda state: policy.load_state_dict(state["learner"]["policy"]))
+    assert loaded is not None
+    for line in loaded.damaged:
+        print(f"warning: {line}; using {loaded.path.name}", file=sys.stderr)
     result = evaluate(policy.eval(), config.env, config.eval)
     assert result is not None
     if args.json:

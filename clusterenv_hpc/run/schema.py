@@ -255,7 +255,9 @@ class Config:
     run_dir: str | None = key(None, "the run's directory; null: runs/<name>, with -2, -3, ... where that is taken")
     resume: bool = key(False, "go on from the run's last checkpoint; where there is none, start")
     device: str = key("auto", "the learner's device: auto, cpu, cuda or cuda:N")
-    threads: int | None = key(None, "the learner's threads; null: 1, for wide or convolutional networks up to 4", ge=1)
+    threads: int | None = key(
+        None, "the learner's threads; null: 1, for wide or convolutional networks up to 4", ge=1, le=1024
+    )
     timeout: float = key(600.0, "seconds without a sign of life from a worker that are taken for its death", gt=0)
     learner_timeout: float = key(3600.0, "seconds without word from the learner until a worker ends the job", gt=0)
     on_worker_loss: str | None = key(

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clusterenv_hpc.algorithms import Arrivals
+from clusterenv_hpc.collect import NotFiniteError
 from clusterenv_hpc.rollout import Episodes, Rollout, Tree
 
 
@@ -63,6 +64,30 @@ def arrivals(envs: Source, num_steps: int, count: int) -> Iterator[Rollout]:
             del rollout
             yield together
             del together
+
+
+def demand_finite(rollout: Rollout, error: Exception) -> None:
+    """Raises NotFiniteError, from ``error`` that an update ended in, where an observation it learnt from is infinite.
+
+    Infinity is no mistake as such, since a policy may know what to do with it: so it is looked for only afterwards.
+    """
+    for path, array in _leaves(rollout.observations):
+        if array.dtype.kind == "f" and not (good := np.isfinite(array)).all():
+            t, column = np.argwhere(~good)[0][:2]
+            raise NotFiniteError(
+                f"environment {int(rollout.rows[column])} (rank {int(rollout.ranks[column])}) gave an infinite "
+                f"observation{path} in step {t} of a rollout, and the update that learnt from it stopped being finite; "
+                "bound it with a wrapper (env.wrappers), or with a policy that does",
+                int(rollout.rows[column]),
+            ) from error
+
+
+def _leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, NDArray[Any]]]:
+    if isinstance(tree, dict | tuple):
+        for key, part in tree.items() if isinstance(tree, dict) else enumerate(tree):
+            yield from _leaves(part, f"{path}[{key!r}]")
+    else:
+        yield path, np.asarray(tree)
 
 
 def publishes(algo: Any, update: int) -> bool:

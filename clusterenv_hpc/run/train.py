@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from clusterenv_hpc.cluster_env import ClusterEnv
-from clusterenv_hpc.comm.channel import Channel, ClusterError, SilenceError
+from clusterenv_hpc.comm.channel import Channel, ClusterError, SilenceError, WorkerError
 from clusterenv_hpc.jobs.record import remember
 from clusterenv_hpc.jobs.signals import JobSignals
 from clusterenv_hpc.run.build import (
@@ -35,12 +35,13 @@ from clusterenv_hpc.run.build import (
     env_source,
     spaces_of,
 )
-from clusterenv_hpc.run.checkpoint import CheckpointStore, Loaded
+from clusterenv_hpc.run.checkpoint import CheckpointStore, Loaded, State
 from clusterenv_hpc.run.config import config_hash, to_yaml
 from clusterenv_hpc.run.errors import describe, exit_code, wants_traceback
 from clusterenv_hpc.run.evaluate import Evaluation, evaluate
 from clusterenv_hpc.run.evaluator import Evaluating
 from clusterenv_hpc.run.interrupt import EXIT_CODES, Interrupted, StopSignals, ignore_stop_signals
+from clusterenv_hpc.run.memory import demand_memory
 from clusterenv_hpc.run.metrics import MetricsWriter, RunLog, write_json
 from clusterenv_hpc.run.owner import Ownership, TakenOverError
 from clusterenv_hpc.run.progress import Progress, make_progress
@@ -48,7 +49,7 @@ from clusterenv_hpc.run.randomness import random_states, seed_everything, seeds_
 from clusterenv_hpc.run.report import closing, opening, summary
 from clusterenv_hpc.run.run_dir import RunDir, write_atomically
 from clusterenv_hpc.run.schema import Config
-from clusterenv_hpc.run.source import publishes, rollouts_for, trim
+from clusterenv_hpc.run.source import demand_finite, publishes, rollouts_for, trim
 from clusterenv_hpc.run.tally import Tally
 from clusterenv_hpc.run.tasks import gradient_method
 
@@ -93,7 +94,9 @@ def work(config: Config, comm: Any) -> int:
     ignore_stop_signals(config.slurm.signal)
     torch.set_num_threads(1)
     try:
-        policy = build_policy(config.policy, *spaces_of(config.env), seeds_of(config.seed, 0)[0], config.algo)
+        spaces = spaces_of(config.env)
+        demand_memory(config, *spaces)
+        policy = build_policy(config.policy, *spaces, seeds_of(config.seed, 0)[0], config.algo)
         if gradient_method(config):
             from clusterenv_hpc.run.gradient_run import make_cluster
 
@@ -183,13 +186,16 @@ class LearnerRun:
         self.job = self.enter_job()
         device = choose_device(config.device)
         observation_space, action_space = spaces_of(config.env)
+        demand_memory(config, observation_space, action_space)
         policy_seed, learner_seed, _ = seeds_of(config.seed, 0)
         self.policy = build_policy(config.policy, observation_space, action_space, policy_seed, config.algo)
         torch.set_num_threads(choose_threads(config, self.policy))
         self.learner: Any = self.make_learner(device, (observation_space, action_space), learner_seed)
         seed_everything(config.seed)
-        loaded = self.store.load_latest() if config.resume else None
-        version = 0 if loaded is None else self.restore(loaded)
+        loaded = self.store.load_latest(self.restore) if config.resume else None
+        if loaded is not None:
+            self.go_on_from(loaded)
+        version = 0 if loaded is None else int(loaded.state["version"])
         self.envs = self.make_envs(version)
         self.demand_ownership()
         write_atomically(self.dir.config, to_yaml(config).encode())
@@ -207,7 +213,7 @@ class LearnerRun:
             if self.saved_at != self.tally.updates:
                 self.save(metrics)
             self.progress.close()
-            self.envs.close()
+            self.close_envs()
             if self.evaluating is not None:
                 self.evaluating.leave()
             if self.exit_reason == "completed" and config.eval.episodes:
@@ -261,7 +267,11 @@ class LearnerRun:
                 yield None
                 continue
             collected, waiting = time.perf_counter(), envs.poll()
-            learned = self.learner.update(rollout, tally.env_steps / config.total_steps)
+            try:
+                learned = self.learner.update(rollout, tally.env_steps / config.total_steps)
+            except FloatingPointError as error:
+                demand_finite(rollout, error)
+                raise
             if published := publishes(config.algo, tally.updates + 1):
                 envs.publish()
             ended = time.perf_counter()
@@ -375,17 +385,20 @@ class LearnerRun:
         self.log.write(f"saved {path.name} at {self.tally.env_steps:,} steps")
         self.write_summary()
 
-    def restore(self, loaded: Loaded) -> int:
-        """Goes on from a checkpoint; returns the policy version it stands at."""
-        for line in loaded.damaged:
-            self.say(f"warning: {line}; {loaded.path.name}, the one before, is used")
-        state = loaded.state
+    def restore(self, state: State) -> None:
+        """Puts everything back as a checkpoint has it."""
+        self.tally = self.make_tally()  # an unfinished attempt may have left something in the other
         self.learner.load_state_dict(state["learner"])
         self.tally.load_state_dict(state["tally"])
+        int(state["version"])
         set_random_states(state["random"])
+
+    def go_on_from(self, loaded: Loaded) -> None:
+        """Says which checkpoint it is, and which ones it could not be."""
+        for line in loaded.damaged:
+            self.say(f"warning: {line}; {loaded.path.name}, the one before, is used")
         self.resumed_from = loaded.path.name
         self.saved_at = self.tally.updates
-        return int(state["version"])
 
     def write_summary(self) -> None:
         """summary.json, as things stand."""
@@ -413,6 +426,13 @@ class LearnerRun:
         except (OSError, ValueError) as another:
             why = getattr(another, "strerror", None) or another
             self.progress.say(f"warning: {self.dir.path}: cannot be written to: {why}")
+
+    def close_envs(self) -> None:
+        """Ends the workers; an environment that fails to close has nothing to spoil any more."""
+        try:
+            self.envs.close()
+        except WorkerError as error:
+            self.say(f"warning: {str(error).splitlines()[0]}; all steps are made and saved")
 
     def demand_ownership(self, every_s: float = 0.0) -> None:
         """Raises TakenOverError where another process has taken the run; looks at most every ``every_s`` seconds."""

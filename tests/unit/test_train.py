@@ -6,11 +6,12 @@ import dataclasses
 import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +224,36 @@ def test_a_damaged_newest_checkpoint_is_told_and_the_one_before_is_used(capsys: 
     assert [line["update"] for line in metrics("a")] == list(range(1, summary("a")["updates"] + 1))
 
 
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda state: state.clear(), "'learner' is missing"),
+        (lambda state: state["learner"].pop("optimizer"), "'optimizer' is missing"),
+        (lambda state: state["learner"]["policy"].popitem(), "does not fit this run: Error"),
+        (lambda state: state["learner"].update(policy={k: v[..., :1] for k, v in state["learner"]["policy"].items()}),
+         "does not fit this run: Error"),
+        (lambda state: state["tally"].pop("lengths"), "'lengths' is missing"),
+        (lambda state: state.update(random=3), "does not fit this run"),
+    ],
+)  # fmt: skip
+def test_a_checkpoint_that_lacks_something_is_stepped_over(
+    spoil: Callable[[Any], None], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train("run_dir=a", "checkpoint.every_s=0", "total_steps=1000") == 0
+    paths = CheckpointStore(Path("a/checkpoints"), 1).paths()
+    state = read(paths[-1])
+    spoil(state)
+    torch.save(state, paths[-1])
+    capsys.readouterr()
+    assert cli.main(["eval", "a", "episodes=1"]) == 0
+    assert cli.main(["train", "run_dir=a", "resume=true"]) == 0
+    told = capsys.readouterr().err
+    assert f"{paths[-1].name}: damaged: " in told and said in told
+    assert summary("a")["resumed_from"] == paths[-2].name and summary("a")["env_steps"] == 1000
+    returns = read(CheckpointStore(Path("a/checkpoints"), 1).paths()[-1])["tally"]["returns"]
+    assert len(returns) == min(100, summary("a")["episodes"]), "none is counted twice"
+
+
 def test_only_damaged_checkpoints_are_one_line_and_nothing_is_lost(capsys: pytest.CaptureFixture[str]) -> None:
     assert train("run_dir=a") == 0
     for path in CheckpointStore(Path("a/checkpoints"), 1).paths():
@@ -360,6 +391,40 @@ def test_learning_that_diverges_is_one_line_and_keeps_the_checkpoint(capsys: pyt
     assert len(lines) == 2 and "finite" in lines[1] and "Traceback" not in lines[1]
     assert summary("a")["exit_reason"].startswith("failed: ")
     assert "Traceback" in Path("a/log.txt").read_text()  # where somebody may want to look
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["env.id=toy_envs:Faulty", "env.kwargs={where: infinite, after: 40}", "env.backend=sync"],
+         r"environment \d+ \(rank \d\) gave an infinite observation in step \d+ of a rollout.* bound it"),
+        (["algo.reward_scale=1e300"], r"rewards times reward_scale=1e\+300, .* are infinite or too large"),
+        (["algo.num_steps=2000000000"], r"^clusterenv-hpc: algo\.num_steps=2000000000: .* allowed: less than"),
+    ],
+)  # fmt: skip
+def test_what_makes_learning_impossible_is_named(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(*words, "run_dir=a") in (1, 2)
+    assert re.search(said, capsys.readouterr().err.splitlines()[-1])
+
+
+def test_an_environment_that_cannot_be_closed_does_not_keep_a_run_from_its_end(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    env = ["env.id=toy_envs:Faulty", "env.kwargs={where: close}", "env.backend=sync"]
+    assert train(*env, "run_dir=a", "total_steps=500") == 0
+    assert "OSError: cannot close; all steps are made and saved" in capsys.readouterr().err
+    assert summary("a")["exit_reason"] == "completed" and summary("a")["eval_episodes"] == 2
+
+
+def test_an_environment_that_exits_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    env = ["env.id=toy_envs:Faulty", "env.backend=sync"]
+    assert train(*env, "env.kwargs={where: exit}", "run_dir=a") == 1
+    assert train(*env, "env.kwargs={where: exit_at_once}", "run_dir=b") == 1
+    told = capsys.readouterr().err
+    assert "failed in environment 0: SystemExit: 3" in told
+    assert "environment 0 (toy_envs:Faulty) could not be built: SystemExit: 4" in told
 
 
 def test_an_environment_that_cannot_be_built_leaves_no_directory(
