@@ -184,7 +184,7 @@ def _keys(schema: Any, prefix: str = "") -> list[str]:
             shown = {"None": "null", "True": "true", "False": "false", "{}": "{}"}.get(str(default), default)
             words = spec.metadata["choices"]
             allowed = f" ({', '.join(words)})" if len(words) > 1 else ""
-            lines.append(f"  {f'{prefix}{spec.name}={shown}':<34}{spec.metadata['help']}{allowed}")
+            lines.append(f"  {f'{prefix}{spec.name}={shown}':<33} {spec.metadata['help']}{allowed}")
         elif spec.default_factory is not dataclasses.MISSING and f"{prefix}{spec.name}" not in GROUPS:
             nested += _keys(spec.default_factory, f"{prefix}{spec.name}.")
     return lines + nested

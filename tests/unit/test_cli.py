@@ -69,6 +69,7 @@ def test_train_help_lists_groups_choices_and_keys(capsys: pytest.CaptureFixture[
     keys = "workers envs_per_worker total_steps run_dir checkpoint.every_s algo.epochs sync.delta sync.k policy.hidden"
     for key in (keys + " env.kwargs slurm.partition stop.at_return").split():
         assert f"  {key}=" in told, key
+    assert "  gradients.communication.scheme=none equal: seconds;" in told  # a long key runs into nothing
 
 
 def test_help_is_quick_because_it_loads_little() -> None:
