@@ -9,22 +9,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
-from numpy.typing import NDArray
 
 from .comm.channel import Backoff, ClusterError
-from .comm.codec import EncodeError, decode, encode
-from .comm.messages import Command
 from .comm.world import Ending, default_backoff, release_world
 from .crew import Crew
 from .detach import Detached
 from .envs.build import EnvSource, Wrapper
 from .envs.delays import Delay
-from .envs.infos import array_leaves, check_actions, merge_infos, slice_actions
-from .envs.spaces import decode_space, join, leaves
+from .envs.spaces import decode_space
 from .handshake import software_versions
+from .plain import Plain, Stepped
 from .policies import PolicyError, acting_parameters, num_weights
 from .policies import weights_layout as policy_layout
 from .roles import local_channel, open_channel, serve
@@ -136,7 +132,6 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             serve(channel, group, comm, settings, policy, rule, backoff, learner_timeout)
             return
         self._comm, self._exit_workers = comm, exit_workers
-        self._seed, self._was_reset, self._sequence = seed, False, 0
         self._crew = crew = Crew(channel, self.stats, timeout, backoff or default_backoff(channel))
         self._ending = Ending(channel, "learner", self._leave) if channel.transport != "local" else None
         own = {
@@ -159,15 +154,12 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         mode = AutoresetMode(reference.autoreset_mode)
         self.metadata = {**reference.metadata, "autoreset_mode": mode}
         self.render_mode = reference.render_mode
-        self._resetting = np.zeros(self.num_envs, dtype=bool)  # in the next step, whose action for them is not read
-        self._leaves, self._action_leaves = leaves(self.single_observation_space), leaves(self.single_action_space)
-        for peer in crew.active:
-            peer.prepare_steps(self._leaves, self._action_leaves)
+        spaces = (self.single_observation_space, self.single_action_space)
+        self._plain = Plain(crew, spaces, self.num_envs, mode, backend, seed)
         self._detached: Detached | None = None
         self._policy = policy
         self._policy_shapes = [] if policy is None else _shapes(policy)
         if policy is not None and rule is not None:
-            spaces = (self.single_observation_space, self.single_action_space)
             separate_next = mode is not AutoresetMode.NEXT_STEP
             self._detached = Detached(crew, policy, rule, spaces, num_probes, separate_next, first_version)
 
@@ -245,47 +237,9 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """As ``SyncVectorEnv.reset``: ``seed`` may be a list; ``options["reset_mask"]`` resets only those."""
         self._demand_open("reset")
-        if seed is None and not self._was_reset:
-            seed = self._seed
-        seeds = self._seeds(seed)
-        mask = None
-        if options is not None and "reset_mask" in options:
-            mask = _checked_mask(options.pop("reset_mask"), self.num_envs)
-            if not self._was_reset:
-                raise ValueError("`options['reset_mask']` needs a reset of all environments before")
-        encode(options, "options")  # names what cannot be sent, before anything is
-        self._sequence += 1
-        for peer in self._crew.active:
-            part, own, skip = seeds[peer.rows], options, False
-            if mask is not None:
-                own = {**(options or {}), "reset_mask": mask[peer.rows]}
-                skip = not mask[peer.rows].any()
-            block = part if self.backend == "sync" else part[0]
-            self._crew.command(peer, Command.RESET, encode([self._sequence, block, own, skip]))
-            peer.step_port.start()
-        self._was_reset = True
-        self._resetting[slice(None) if mask is None else mask] = False
-        observation, _, _, _, infos = self._gather("resetting the environments")
-        return observation, infos
+        return self._plain.reset(seed, options)
 
-    def _seeds(self, seed: Any) -> list[Any]:
-        if seed is None:
-            return [None] * self.num_envs
-        given = [seed] if isinstance(seed, (int, np.integer)) else seed
-        if any(one is not None and one < 0 for one in given):  # before anything is sent: the environments live on
-            raise ValueError(f"expected seeds of at least 0, or None, got {seed!r}")
-        if isinstance(seed, (int, np.integer)):
-            return [int(seed) + i for i in range(self.num_envs)]
-        if self.backend != "sync":
-            raise ValueError(f"backend={self.backend} takes one seed for all environments, got {seed!r}")
-        if len(seed) != self.num_envs:
-            raise ValueError(
-                f"If seeds are passed as a list the length must match num_envs={self.num_envs} "
-                f"but got length={len(seed)}."
-            )
-        return [None if one is None else int(one) for one in seed]
-
-    def step(self, actions: Any) -> tuple[Any, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]:
+    def step(self, actions: Any) -> Stepped:
         """As ``SyncVectorEnv.step``: ``actions`` for all environments, row by row.
 
         Raises:
@@ -293,86 +247,12 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             ValueError: ``actions`` are too few or too many, or one cannot be meant; the environments are as before.
         """
         self._demand_open("step")
-        if not self._was_reset:
-            raise ResetNeeded("step() was called before the first reset()")
-        self._send_actions(actions)
-        result = self._gather("stepping the environments")
-        if self.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP:
-            np.logical_or(result[2], result[3], out=self._resetting)
-        return result
-
-    def _send_actions(self, actions: Any) -> None:
-        check_actions(self.single_action_space, actions, self.num_envs, self._resetting)
-        self._sequence += 1
-        arrays = self._typed_actions(actions)
-        if arrays is None:  # another dtype or type than the space's: sent as it is, so that env.step gets just that
-            rows = [peer.rows for peer in self._crew.active]
-            parts = [slice_actions(self.single_action_space, actions, part.start, part.stop) for part in rows]
-            try:
-                bodies = [encode([self._sequence, part]) for part in parts]  # all, before any is sent
-            except EncodeError:
-                encode(actions, "actions")  # again, to name the environment
-                raise
-            for peer, body in zip(self._crew.active, bodies, strict=True):
-                peer.step_port.start()
-                self._crew.command(peer, Command.ACTIONS, body)
-            return
-        for peer in self._crew.active:
-            peer.step_port.start()
-            peer.sequence[0] = self._sequence
-            for target, array in zip(peer.actions, arrays, strict=True):
-                np.copyto(target, array[peer.rows])
-            self.stats.sent["actions"].add(peer.actions_bytes)
-            peer.actions_port.start()
-
-    def _typed_actions(self, actions: Any) -> list[NDArray[Any]] | None:
-        """The leaf arrays of ``actions`` if each has just the dtype and shape that the space says."""
-        arrays = array_leaves(self.single_action_space, actions)
-        for array, leaf in zip(arrays or (), self._action_leaves, strict=False):
-            if array.dtype != leaf.dtype or array.shape != (self.num_envs, *leaf.shape):
-                return None
-        return arrays
-
-    def _gather(self, what: str) -> tuple[Any, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]:
-        """The results of all workers for the current sequence number, in the order of rows."""
-        waiting = list(self._crew.active)
-
-        def came() -> bool:
-            waiting[:] = [peer for peer in waiting if not peer.step_came()]
-            if not waiting:
-                return True
-            self._crew.demand_all(what)
-            self._crew.listen()
-            return False
-
-        self._crew.wait(came, lambda: self._crew.silence(waiting, what))
-        n = self.num_envs
-        observation = [np.empty((n, *leaf.shape), dtype=leaf.dtype) for leaf in self._leaves]
-        rewards, terminated, truncated = np.empty(n), np.empty(n, dtype=bool), np.empty(n, dtype=bool)
-        parts = []
-        for peer in self._crew.active:
-            for whole, part in zip(observation, peer.observation, strict=True):
-                whole[peer.rows] = part
-            rewards[peer.rows], terminated[peer.rows] = peer.step["rewards"], peer.step["terminated"]
-            truncated[peer.rows] = peer.step["truncated"]
-            self.stats.received["step"].add(peer.step_bytes)
-            if peer.step["header"]["has_infos"][0]:
-                parts.append(((peer.rows.start, peer.rows.stop), decode(peer.infos.pop(0))))
-        return (
-            join(self.single_observation_space, observation),
-            rewards,
-            terminated,
-            truncated,
-            merge_infos(self, parts),
-        )
+        return self._plain.step(actions)
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call (or get) ``name`` of every environment; results in the order of rows.  All of it travels as data."""
         self._demand_open("call")
-        body = encode([name, args, kwargs], f"the arguments of {name}")
-        peers = self._crew.active
-        replies = self._crew.ask(peers, Command.CALL, [body] * len(peers), f"calling {name}")
-        return tuple(value for reply in replies for value in decode(reply))
+        return self._plain.call(name, args, kwargs)
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """The attribute ``name`` of every environment."""
@@ -386,17 +266,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
     def set_attr(self, name: str, values: Any) -> None:
         """Set the attribute ``name``: a list or tuple holds one value for each environment, else it is for all."""
         self._demand_open("set_attr")
-        if not isinstance(values, (list, tuple)):
-            values = [values] * self.num_envs
-        if len(values) != self.num_envs:
-            raise ValueError(
-                "Values must be a list or tuple with length equal to the number of environments. "
-                f"Got `{len(values)}` values for {self.num_envs} environments."
-            )
-        for row, value in enumerate(values):
-            encode(value, f"the new {name} of environment {row}")  # names what cannot be sent, before anything is
-        bodies = [encode([name, list(values[peer.rows])]) for peer in self._crew.active]
-        self._crew.ask(self._crew.active, Command.SET, bodies, f"setting {name}")
+        self._plain.set(name, values)
 
     def render(self) -> tuple[Any, ...] | None:
         """The rendered frames of every environment."""
@@ -454,7 +324,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         detached = self._demand_policy(method)
         _whole("num_steps", num_steps)
         self._demand_same_weights()
-        if not self._was_reset:
+        if not self._plain.was_reset:
             self.reset()
         return detached
 
@@ -495,16 +365,3 @@ def _autoreset_mode(value: Any) -> AutoresetMode:
     except ValueError:
         allowed = ", ".join(mode.value for mode in AutoresetMode)
         raise ValueError(f"autoreset_mode must be one of {allowed}; got {value!r}") from None
-
-
-def _checked_mask(mask: Any, num_envs: int) -> NDArray[np.bool_]:
-    """A ``reset_mask`` as Gymnasium demands it."""
-    if not isinstance(mask, np.ndarray):
-        raise TypeError(f"`options['reset_mask']` must be a numpy array, got {type(mask)}")
-    if mask.shape != (num_envs,):
-        raise ValueError(f"`options['reset_mask']` must have shape `({num_envs},)`, got {mask.shape}")
-    if mask.dtype != np.bool_:
-        raise TypeError(f"`options['reset_mask']` must have `dtype=np.bool_`, got {mask.dtype}")
-    if not mask.any():
-        raise ValueError(f"`options['reset_mask']` must contain at least one True value, got reset_mask={mask}")
-    return mask

@@ -17,7 +17,7 @@ PACKAGE = Path(clusterenv_hpc.__file__).parent
 
 LAYERS = (
     {"comm", "envs", "policies", "sync", "rollout", "stats", "settings"},
-    {"collect", "handshake", "peer", "crew", "stepping", "acting", "worker", "detach", "roles", "cluster_env"},
+    {"collect", "handshake", "peer", "crew", "stepping", "acting", "worker", "detach", "roles", "plain", "cluster_env"},
     {"algorithms", "learners", "gradients", "adapters"},
     {"run", "bench"},
     {"cli"},
