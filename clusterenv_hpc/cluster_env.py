@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
+from numpy.typing import NDArray
 
 from .comm.channel import Backoff, ClusterError
 from .comm.world import Ending, default_backoff, release_world
@@ -20,7 +21,7 @@ from .envs.build import EnvSource, Wrapper
 from .envs.delays import Delay
 from .envs.spaces import decode_space
 from .handshake import software_versions
-from .plain import Plain, Stepped
+from .plain import Plain
 from .policies import PolicyError, acting_parameters, num_weights
 from .policies import weights_layout as policy_layout
 from .roles import local_channel, open_channel, serve
@@ -239,7 +240,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         self._demand_open("reset")
         return self._plain.reset(seed, options)
 
-    def step(self, actions: Any) -> Stepped:
+    def step(self, actions: Any) -> tuple[Any, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]:
         """As ``SyncVectorEnv.step``: ``actions`` for all environments, row by row.
 
         Raises:
