@@ -94,6 +94,14 @@ def read(directory: Path) -> Owner | None:
     return owner if fits else None
 
 
+def forget_the_dead(directory: Path) -> None:
+    """Removes the record of a process of this machine that is no more."""
+    owner = read(directory)
+    if owner is not None and owner.machine == this_process().machine and _began(owner.pid) != owner.began:
+        with contextlib.suppress(OSError):
+            (directory / FILE).unlink(missing_ok=True)
+
+
 def why_alive(owner: Owner, here: Owner, age_s: float) -> str | None:
     """Why ``owner``'s run is not to be had, as what to do about it; None if ``owner`` is dead or gives way.
 

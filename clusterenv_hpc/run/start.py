@@ -19,7 +19,7 @@ from clusterenv_hpc.jobs.environment import in_mpi_world, world_problem
 from clusterenv_hpc.run.config import GROUPS, ConfigError, choices, compose, quoted, resume, to_yaml
 from clusterenv_hpc.run.errors import describe, exit_code
 from clusterenv_hpc.run.launch import launch_ranks, rank_environment
-from clusterenv_hpc.run.owner import Ownership
+from clusterenv_hpc.run.owner import Ownership, forget_the_dead
 from clusterenv_hpc.run.run_dir import asked_for, claim
 from clusterenv_hpc.run.schema import DEFAULT_WORKERS, VARIANTS, Config, EnvConfig, PolicyConfig
 
@@ -53,6 +53,7 @@ def main(argv: list[str]) -> int:
         ranks_argv = ["train", *told, f"workers={workers}", f"run_dir={quoted(str(run.path))}"]
         return launch_ranks(ranks_argv, config.other_ranks, str(run.path))
     finally:
+        forget_the_dead(run.path)  # a learner that was killed at its start gives nothing back itself
         run.release_if_empty()
 
 
@@ -84,12 +85,12 @@ def start_rank(overrides: Sequence[str], show: bool = False) -> int:
             from clusterenv_hpc.run.train import work
 
             return work(config, training)
+        from clusterenv_hpc.run.train import learn
+
         run = claim(config)
         owner = Ownership(run.path)
     except Exception as error:
         return give_up(error, comm)
-    from clusterenv_hpc.run.train import learn
-
     config = dataclasses.replace(config, run_dir=str(run.path), name=run.path.name)
     try:
         return learn(config, run, training if size > 1 else None, aside, owner)

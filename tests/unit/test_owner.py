@@ -15,7 +15,16 @@ import pytest
 from clusterenv_hpc.jobs.slurm import JobInfo, SlurmError
 from clusterenv_hpc.run import owner as module
 from clusterenv_hpc.run.config import ConfigError
-from clusterenv_hpc.run.owner import FILE, STALE_S, Owner, Ownership, TakenOverError, read, this_process
+from clusterenv_hpc.run.owner import (
+    FILE,
+    STALE_S,
+    Owner,
+    Ownership,
+    TakenOverError,
+    forget_the_dead,
+    read,
+    this_process,
+)
 
 ELSEWHERE = Owner("node9", "another boot/1", 77, 5, None, "today")
 
@@ -64,6 +73,13 @@ def test_a_dead_process_of_this_machine_keeps_nothing(tmp_path: Path, other: Own
     leave(tmp_path, dead := dataclasses.replace(other, **change))
     with Ownership(tmp_path) as owner:
         assert owner.before == dead
+
+
+def test_only_the_dead_of_this_machine_are_forgotten(tmp_path: Path, other: Owner) -> None:
+    for one in (other, ELSEWHERE, dataclasses.replace(other, began=1)):
+        leave(tmp_path, one)
+        forget_the_dead(tmp_path)
+        assert read(tmp_path) == (None if one.began == 1 else one)
 
 
 def test_a_process_elsewhere_keeps_its_run_while_it_renews_its_record(tmp_path: Path) -> None:
