@@ -34,6 +34,10 @@ Schedule = float | Callable[[int], float]
 """A constant, or a function of the number of updates done before (0, 1, ...)."""
 
 
+class DivergedError(ValueError):
+    """The weights have left the range of their floating-point type."""
+
+
 @dataclass(frozen=True)
 class Step:
     """What one update did: its index, ||gradient||, ||direction||, and whether the iterate moved at all."""
@@ -133,9 +137,20 @@ class Optimizer(ABC):
 
     @property
     def point(self) -> NDArray[Any]:
-        """``[P]`` where the next gradient is to be taken.  Read-only, and never changed by later updates."""
+        """``[P]`` where the next gradient is to be taken.  Read-only, and never changed by later updates.
+
+        Raises ``DivergedError`` where it does not fit into ``dtype``.
+        """
         if self._point is None:
-            self._point = self._next_point().astype(self._dtype)
+            with np.errstate(over="ignore"):
+                exact = self._next_point()
+                point = exact.astype(self._dtype)
+            if not np.isfinite(point).all():
+                raise DivergedError(
+                    f"the point after {self._updates} updates does not fit into {self._dtype}: its largest entry is "
+                    f"{np.max(np.abs(exact)):.3g}; choose {self._remedy}"
+                )
+            self._point = point
             self._point.flags.writeable = False
         return self._point
 
@@ -179,6 +194,8 @@ class Optimizer(ABC):
         self._theta, self._updates, self._point = loaded.pop("theta"), updates, None
         self._remember(loaded)
 
+    _remedy = "a smaller alpha"
+
     @abstractmethod
     def _next_point(self) -> NDArray[np.float64]: ...
 
@@ -203,6 +220,8 @@ class NIGT(Optimizer):
     ``eta`` in (0, 1]; 1 is normalised ascent without momentum.  With one gradient per arrival instead of an aggregate,
     and schedules for ``alpha`` and ``eta``, this is also the server's rule of AFedPG (arXiv 2404.08003).
     """
+
+    _remedy = "a smaller alpha, or a larger eta"
 
     def __init__(
         self, theta: ArrayLike, *, alpha: Schedule, eta: Schedule = 0.1, dtype: DTypeLike = np.float32
@@ -255,7 +274,7 @@ class Ascent(Optimizer):
         with np.errstate(over="ignore"):
             moved = self._theta + self.alpha * gradient
         if not np.isfinite(moved).all():
-            raise ValueError(
+            raise DivergedError(
                 f"the iterate would overflow at update {self._updates} (||gradient|| = {size:.3g}, "
                 f"alpha = {self.alpha:.3g}); choose a smaller alpha"
             )

@@ -21,7 +21,7 @@ from clusterenv_hpc.gradients.aggregators import Aggregator, PerArrival, Synchro
 from clusterenv_hpc.gradients.checks import one_of, positive_int
 from clusterenv_hpc.gradients.clock import Arrivals
 from clusterenv_hpc.gradients.methods import Method
-from clusterenv_hpc.gradients.nigt import Optimizer
+from clusterenv_hpc.gradients.nigt import DivergedError, Optimizer, norm
 from clusterenv_hpc.gradients.problems import Floats, Problem
 
 JITTERS = ("fixed", "uniform", "exponential", "lognormal")
@@ -104,8 +104,9 @@ class Stop:
 class Trace:
     """What happened.  Lists have one entry per update, and one for the start.
 
-    reached: the virtual time at which epsilon was, or None.  end: epsilon, time, gradients, updates, or stuck (nothing
-    will arrive any more).  waiting_for: the workers the open round needs.  counts: ``[n]`` gradients used of each.
+    reached: the virtual time at which epsilon was, or None.  end: epsilon, time, gradients, updates, stuck (nothing
+    will arrive any more), or diverged (out of float64's range).  waiting_for: the workers the open round needs.
+    counts: ``[n]`` gradients used of each.
     """
 
     times: list[float] = field(default_factory=list)
@@ -187,6 +188,13 @@ class _Run:
         self.trace = Trace(counts=np.zeros(self.n, dtype=np.int64))
 
     def go(self) -> Trace:
+        try:
+            with np.errstate(over="ignore", invalid="ignore"):
+                return self.until_the_end()
+        except DivergedError:
+            return self.finish("diverged")
+
+    def until_the_end(self) -> Trace:
         trace, stop, received = self.trace, self.stop, 0
         self.open_round(0.0)
         self.begin_all(0.0)
@@ -209,6 +217,8 @@ class _Run:
                     self.proceed(worker)
             else:
                 done = self.rule.result()
+                if not np.isfinite(done.gradient).all():  # the sum of finite ones
+                    return self.finish("diverged")
                 trace.counts += done.counts
                 self.optimizer.step(done.gradient)
                 self.version += 1
@@ -229,7 +239,7 @@ class _Run:
         self.told = now
 
     def record(self, now: float, received: int) -> bool:
-        size = float(np.linalg.norm(self.problem.gradient(self.optimizer.iterate)))
+        size = norm(self.problem.gradient(self.optimizer.iterate))
         self.trace.times.append(now)
         self.trace.norms.append(size)
         self.trace.arrivals.append(received)

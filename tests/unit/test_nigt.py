@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from clusterenv_hpc.gradients.nigt import NIGT, Ascent, linear, norm, polynomial
+from clusterenv_hpc.gradients.nigt import NIGT, Ascent, DivergedError, linear, norm, polynomial
 from clusterenv_hpc.gradients.torch_nigt import TorchNIGT
 
 
@@ -122,6 +122,21 @@ def test_plain_ascent():
     np.testing.assert_array_equal(optimizer.point, optimizer.iterate)
     with pytest.raises(ValueError, match="smaller alpha"):
         Ascent([1e308], alpha=10.0).step([1e308])
+
+
+@pytest.mark.parametrize(
+    ("make", "remedy"),
+    [
+        (lambda: NIGT([0.0], alpha=1e300), "smaller alpha, or a larger eta$"),
+        (lambda: NIGT([0.0], alpha=0.1, eta=1e-40), "smaller alpha, or a larger eta$"),
+        (lambda: Ascent([0.0], alpha=1e300), "smaller alpha$"),
+    ],
+)
+def test_a_point_that_leaves_float32_is_no_point(make, remedy):
+    optimizer = make()
+    optimizer.step([1.0])
+    with pytest.raises(DivergedError, match=f"after 1 updates does not fit into float32.*{remedy}"):
+        _ = optimizer.point
 
 
 @pytest.mark.parametrize("make", [lambda: NIGT([1.0, 2.0], alpha=0.1, eta=0.3), lambda: Ascent([1.0, 2.0], alpha=0.1)])

@@ -403,6 +403,13 @@ def test_ten_thousand_workers():
     assert trace.times[-1] == pytest.approx(100 * theory.rennala_round_exact(h, M))
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("method", [Method("rennala_pg", alpha=800.0), Method("malenia_nigt", alpha=1e300, eta=1e-200)])
+def test_a_step_that_diverges_ends_its_run_and_no_other(method):
+    trace = simulate(quadratic(), method, Cluster([1.0, 2.0]), Stop(epsilon=0.1, gradients=100_000))
+    assert trace.end == "diverged" and trace.reached is None and np.isfinite(trace.norms).all()
+
+
 # -- hazards --------------------------------------------------------------------------------------------------------
 
 
