@@ -33,7 +33,7 @@ from clusterenv_hpc.gradients.nigt import Optimizer
 from clusterenv_hpc.gradients.policy_gradient import Sampler, Trajectories, summed_gradient
 from clusterenv_hpc.gradients.wire import ENDLESS, UNIT_HEADER
 from clusterenv_hpc.gradients.worker_links import Point, PointsIn, SumsStay, WorkerLink
-from clusterenv_hpc.policies import check_policy, load_flat_weights, num_weights, weights_layout
+from clusterenv_hpc.policies import PolicyError, check_policy, load_flat_weights, num_weights, weights_layout
 from clusterenv_hpc.worker import tell_failure
 
 LOOK_EVERY_S = 1e-3
@@ -104,7 +104,15 @@ class GradientWorker:
             self._envs.record_infos = False  # nobody reads them
         policy.eval()
         observation_space, action_space = self._envs.single_observation_space, self._envs.single_action_space
-        self.distribution = check_policy(policy, observation_space, action_space)
+        try:
+            self.distribution = check_policy(policy, observation_space, action_space)
+        except PolicyError as error:
+            if len(settings.sources) == 1:
+                raise
+            raise PolicyError(
+                f"the environments of all workers must have the same spaces, but the policy that suits worker 0 does "
+                f"not suit worker {self.index}: {error}"
+            ) from error
         self.sampler = Sampler(self._envs, self.distribution, settings.horizon, ending=settings.ending)
         self.generator = torch.Generator()
         communication_s = settings.communication_s[self.index] if settings.communication_s else 0.0
@@ -204,7 +212,8 @@ class GradientWorker:
         header = np.zeros(1, dtype=UNIT_HEADER)
         header["version"], header["count"], header["seconds"] = self.version, count, seconds
         header["env_steps"], header["episodes"] = self.sampler.env_steps, len(returns)
-        header["return_sum"], header["return_square_sum"] = returns.sum(), (returns**2).sum()
+        with np.errstate(over="ignore", invalid="ignore"):  # huge rewards are the environment's affair
+            header["return_sum"], header["return_square_sum"] = returns.sum(), (returns**2).sum()
         header["length_sum"], header["cancelled"] = lengths.sum(), self.cancelled
         self.cancelled = 0
         return header

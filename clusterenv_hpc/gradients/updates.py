@@ -43,4 +43,6 @@ def units_of(sums: NDArray[np.float64]) -> Units:
     if not episodes:
         return Units(int(steps), 0, math.nan, math.nan, math.nan)
     mean = total / episodes
-    return Units(int(steps), int(episodes), mean, math.sqrt(max(0.0, squares / episodes - mean**2)), length / episodes)
+    variance = squares / episodes - mean * mean  # not mean**2, which raises where it overflows
+    deviation = math.sqrt(max(0.0, variance)) if math.isfinite(variance) else math.nan
+    return Units(int(steps), int(episodes), mean, deviation, length / episodes)

@@ -114,7 +114,8 @@ class GradientLearner:
         self.optimizer = build_method(config).optimizer(flat_weights(policy))
 
     def settle(self) -> None:
-        """Have the policy be the iterate."""
+        """Have the policy be the iterate.  Raises DivergedError before one is stored that cannot be gone on from."""
+        _ = self.optimizer.point
         load_flat_weights(self.policy, self.optimizer.iterate)
 
     def state_dict(self) -> dict[str, Any]:
@@ -137,7 +138,9 @@ class GradientRun(LearnerRun):
         return GradientLearner(self.config, self.policy)
 
     def make_envs(self, version: int) -> GradientCluster:
-        return make_cluster(self.config, self.policy, self.learner.optimizer, self.comm)
+        cluster = make_cluster(self.config, self.policy, self.learner.optimizer, self.comm)
+        self.opened = time.perf_counter()  # the workers have begun with the first round
+        return cluster
 
     def run(self) -> int:
         handler = _Saying(self.say)
@@ -152,18 +155,19 @@ class GradientRun(LearnerRun):
         return self.stop.reason is not None or (self.job is not None and bool(self.job.look()))
 
     def updates(self, envs: GradientCluster) -> Iterator[dict[str, Any] | None]:
+        began = self.opened
         while True:
-            began = time.perf_counter()
-            alpha = envs.optimizer.alpha
+            alpha, waiting = envs.optimizer.alpha, time.perf_counter()
             if not envs.wait(self.must_stop):  # the round is given up, and begins anew when the run goes on
                 yield None
                 continue
             update = envs.update()
-            waited = time.perf_counter() - began
+            waited = time.perf_counter() - waiting
             self.learner.settle()
             seconds = time.perf_counter() - began
             record = self.tally.add(update, envs.stats, envs.rule.not_finite, seconds, waited)
             yield record | {"alpha": alpha, "last_rank": envs.last_worker + 1, "version": envs.version}
+            began = time.perf_counter()
 
     def opening(self, device: str) -> str:
         config, algo, envs = self.config, self.config.algo, self.envs

@@ -72,7 +72,8 @@ class GradientTally(Counters):
     def _remember(self, units: Units) -> None:
         if not units.episodes:
             return
-        self._recent.append((units.episodes, units.return_mean, units.return_std**2, units.length_mean))
+        variance = units.return_std * units.return_std
+        self._recent.append((units.episodes, units.return_mean, variance, units.length_mean))
         while sum(one[0] for one in self._recent) - self._recent[0][0] >= self.window:
             self._recent.popleft()
 
@@ -95,7 +96,8 @@ class GradientTally(Counters):
         if not self._recent:
             return math.nan
         mean, total = self.return_mean, self.recent_episodes
-        return math.sqrt(sum(n * (variance + (own - mean) ** 2) for n, own, variance, _ in self._recent) / total)
+        squares = sum(n * (variance + (own - mean) * (own - mean)) for n, own, variance, _ in self._recent)
+        return math.sqrt(squares / total)
 
     @property
     def length_mean(self) -> float:

@@ -175,6 +175,12 @@ def test_spaces_that_differ_are_named():
     with pytest.raises(ClusterError, match=r"the observation_space is .* on rank 2"):
         train("sync_nigt", make_settings(sources=(EnvSource(Walk), EnvSource(Other))), 5, num_workers=2)
 
+    class Continuous(Walk):
+        action_space = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+    with pytest.raises(WorkerError, match=r"rank 2 .*must have the same spaces, .* worker 1: .*action space"):
+        train("sync_nigt", make_settings(sources=(EnvSource(Walk), EnvSource(Continuous))), 5, num_workers=2)
+
 
 def test_silence_of_a_needed_worker_is_an_error_that_names_it():
     optimizer = NIGT(flat_weights(make_policy()), alpha=0.05)

@@ -28,7 +28,7 @@ from clusterenv_hpc.run import start
 from clusterenv_hpc.run.build import build_policy
 from clusterenv_hpc.run.checkpoint import CheckpointStore, read
 from clusterenv_hpc.run.config import ConfigError, compose, config_hash
-from clusterenv_hpc.run.gradient_run import build_method, gradient_settings, make_cluster
+from clusterenv_hpc.run.gradient_run import GradientRun, build_method, gradient_settings, make_cluster
 from clusterenv_hpc.run.run_dir import run_name
 from clusterenv_hpc.run.tasks import task_of, tasks_of
 
@@ -167,6 +167,39 @@ def test_a_worker_that_fails_ends_the_run_with_its_name(capsys: pytest.CaptureFi
     assert train("sync_nigt", "env.per_worker=[{},{kwargs:{broken:true}}]", "total_steps=300") == 1
     line = capsys.readouterr().err.splitlines()[-1]
     assert "rank 2 (worker, " in line and "the floor is gone" in line
+
+
+@pytest.mark.parametrize("transport", ["p2p", "allreduce"])
+@pytest.mark.parametrize(("algo", "word"), [("rennala_pg", "algo.alpha=1e300"), ("malenia_nigt", "algo.eta=1e-300")])
+def test_weights_that_diverge_are_not_blamed_on_the_workers(
+    algo: str, word: str, transport: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(algo, word, f"gradients.transport={transport}", "total_steps=3000") == 1
+    told = capsys.readouterr().err
+    assert "does not fit into float32" in told and "choose a smaller alpha" in told
+    assert "not finite" not in told and "Error" not in told.splitlines()[-1]
+    states = [read(path)["learner"]["policy"] for path in CheckpointStore(Path("a", "checkpoints"), 1).paths()]
+    assert all(tensor.isfinite().all() for state in states for tensor in state.values())
+
+
+class Rich(Walk):
+    def step(self, action: Any) -> Any:
+        return self._seen(), 1e200, False, False, {}
+
+
+@pytest.mark.filterwarnings("error")
+def test_returns_whose_squares_overflow_end_nothing() -> None:
+    """All alike, so that the baseline leaves a gradient of zero, which moves nothing."""
+    assert train("rennala_nigt", f"env.id={__name__}:Rich", "total_steps=100") == 0
+    assert summary()["return_mean"] == pytest.approx(5e200) and not any(one["moved"] for one in metrics())
+
+
+def test_the_clock_starts_with_the_first_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On ranks of their own the workers are at it before the first line is written."""
+    monkeypatch.setattr(GradientRun, "opening", lambda self, device: time.sleep(0.3) or "")
+    assert train("sync_nigt", "total_steps=100") == 0
+    walls = [json.loads(line)["wall_s"] for line in Path("a", "metrics.jsonl").read_text().splitlines()]
+    assert walls[0] >= 0.3 and walls == sorted(walls)
 
 
 @pytest.mark.parametrize("transport", ["p2p", "allreduce"])
