@@ -273,7 +273,7 @@ class PPO:
         if not both.isfinite().all():
             raise FloatingPointError(
                 f"Advantages are not finite: rewards times reward_scale={config.reward_scale:g}, or final "
-                "observations, are infinite or too large."
+                "observations, hold NaN or infinity."
             )
         return both[0], both[1]
 
