@@ -20,7 +20,7 @@ LAYERS = (
     {"collect", "handshake", "peer", "crew", "stepping", "acting", "worker", "detach", "roles", "plain", "cluster_env"},
     {"algorithms", "learners", "gradients", "adapters"},
     {"run", "bench"},
-    {"cli"},
+    {"cli", "__main__"},
 )
 """From the bottom: a room imports from its own and from those before it.  ``jobs`` stands beside."""
 

@@ -86,6 +86,8 @@ def test_version() -> None:
     import clusterenv_hpc
 
     assert command("--version").stdout.strip() == clusterenv_hpc.__version__
+    module = subprocess.run([sys.executable, "-m", "clusterenv_hpc", "--version"], capture_output=True, text=True)
+    assert module.stdout.strip() == clusterenv_hpc.__version__, module.stderr
 
 
 # -- dispatch and errors -------------------------------------------------------------------------------------------
