@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import time
 import traceback
+from typing import Any
 
 OUT_OF_MEMORY = ("MemoryError: ", "DefaultCPUAllocator: ", "CUDA out of memory")
 """What NumPy on another rank, and torch, say when they get none."""
 
 HUNGRY = ("algo.num_steps", "algo.capacity", "algo.minibatch_size", "policy.hidden")
 """Keys that memory use grows with."""
+
+LAST_WORDS_S = 0.5
+"""How long a launcher has to pass on what a rank has said before that rank aborts the job."""
 
 
 def describe(error: BaseException) -> str:
@@ -28,6 +33,12 @@ def describe(error: BaseException) -> str:
 def exit_code(error: BaseException) -> int:
     """What the process ends with: an error may say so itself (2: asked for what cannot be), else 1."""
     return int(getattr(error, "exit_code", 1))
+
+
+def abort_world(comm: Any, code: int) -> None:
+    """End every rank with ``code``.  A launcher that is aborted at once may lose what this rank has just said."""
+    time.sleep(LAST_WORDS_S)
+    comm.Abort(code)
 
 
 def wants_traceback() -> bool:

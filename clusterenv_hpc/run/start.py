@@ -17,7 +17,7 @@ from typing import Any
 from clusterenv_hpc.jobs.config import SlurmConfig
 from clusterenv_hpc.jobs.environment import in_mpi_world, world_problem
 from clusterenv_hpc.run.config import GROUPS, ConfigError, choices, compose, quoted, resume, to_yaml
-from clusterenv_hpc.run.errors import describe, exit_code
+from clusterenv_hpc.run.errors import abort_world, describe, exit_code
 from clusterenv_hpc.run.launch import launch_ranks, rank_environment
 from clusterenv_hpc.run.owner import Ownership, forget_the_dead
 from clusterenv_hpc.run.run_dir import asked_for, claim
@@ -122,7 +122,7 @@ def give_up(error: Exception, comm: Any) -> int:
         time.sleep(1.5)
     where = f"rank {rank} ({socket.gethostname()}): " if size > 1 and rank != 0 else ""
     print(f"clusterenv-hpc: {where}{describe(error)}", file=sys.stderr, flush=True)
-    comm.Abort(exit_code(error))
+    abort_world(comm, exit_code(error))
     return exit_code(error)
 
 

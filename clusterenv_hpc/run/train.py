@@ -37,7 +37,7 @@ from clusterenv_hpc.run.build import (
 )
 from clusterenv_hpc.run.checkpoint import CheckpointStore, Loaded, State
 from clusterenv_hpc.run.config import config_hash, to_yaml
-from clusterenv_hpc.run.errors import describe, exit_code, wants_traceback
+from clusterenv_hpc.run.errors import abort_world, describe, exit_code, wants_traceback
 from clusterenv_hpc.run.evaluate import Evaluation, evaluate
 from clusterenv_hpc.run.evaluator import Evaluating
 from clusterenv_hpc.run.interrupt import EXIT_CODES, Interrupted, StopSignals, ignore_stop_signals
@@ -107,7 +107,7 @@ def work(config: Config, comm: Any) -> int:
         time.sleep(SAME_ERROR_S)
         rank, host = comm.Get_rank(), socket.gethostname()
         print(f"clusterenv-hpc: rank {rank} (worker, {host}) failed: {describe(error)}", file=sys.stderr, flush=True)
-        comm.Abort(exit_code(error))
+        abort_world(comm, exit_code(error))
     return 1
 
 
@@ -144,7 +144,7 @@ def learn(
             if learner.envs is not None:
                 learner.envs.abort()
             elif comm is not None:
-                comm.Abort(code)
+                abort_world(comm, code)
             return code
         finally:
             if learner.evaluating is not None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 import types
 from pathlib import Path
 
 import pytest
 
 from clusterenv_hpc import cli
-from clusterenv_hpc.run.config import GROUPS, choices, quoted
-from clusterenv_hpc.run.start import usage
+from clusterenv_hpc.run.config import GROUPS, ConfigError, choices, quoted
+from clusterenv_hpc.run.errors import LAST_WORDS_S
+from clusterenv_hpc.run.start import give_up, usage
 
 
 def command(*words: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
@@ -191,3 +193,15 @@ def test_paths_survive_the_way_to_the_ranks() -> None:
 
     for path in ("/tmp/a b", "/tmp/it's", "/tmp/a=b,c", "/tmp/$x{y}", "runs/plain-1", "/tmp/[1]", '/tmp/"q"'):
         assert compose([f"run_dir={quoted(path)}"]).run_dir == path, path
+
+
+def test_a_launcher_has_time_to_pass_on_what_a_rank_said_before_it_aborts(capsys: pytest.CaptureFixture[str]) -> None:
+    class World:
+        Get_rank, Get_size = (lambda self: 0), (lambda self: 3)
+
+        def Abort(self, code: int) -> None:
+            self.code, self.at, self.said = code, time.monotonic(), capsys.readouterr().err
+
+    began, world = time.monotonic(), World()
+    assert give_up(ConfigError("workers=7: too many"), world) == world.code == 2
+    assert "workers=7: too many" in world.said and world.at >= began + LAST_WORDS_S
