@@ -240,7 +240,8 @@ class SumsStay:
             if time.monotonic() < self._sum_from:
                 return False
             self._sum.begin(self._aggregator.pack(self._total, self._count, over[1]))
-            self._deadline = Deadline(self._timeout_s)
+            # The learner, who knows whose part is missing, is to speak first.
+            self._deadline = Deadline(2 * self._timeout_s)
         if self._sum.done():
             return True
         if self._deadline.passed:

@@ -200,6 +200,17 @@ def test_silence_of_a_needed_worker_is_an_error_that_names_it():
         assert cluster.update().aggregate.counts[1] <= 2
 
 
+def test_a_worker_whose_part_of_the_sum_is_missing_is_named():
+    optimizer = NIGT(flat_weights(make_policy()), alpha=0.05)
+    settings = make_settings(timeout_s=0.3, transport="allreduce")
+    cluster = GradientCluster(settings, make_policy(), Rennala(4), optimizer, num_workers=2)
+    cluster.update()
+    del cluster.channel._hub._workers[2]
+    with pytest.raises(SilenceError, match=r"rank 2 \(worker, .*no sign of life .*contributing to the sum"):
+        for _ in range(20):
+            cluster.update()
+
+
 def test_bad_input_is_named():
     policy = make_policy()
 
