@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from clusterenv_hpc.gradients.nigt import NIGT, Schedule, Step
+from clusterenv_hpc.gradients.nigt import NIGT, DivergedError, Schedule, Step
 
 
 class TorchNIGT:
@@ -61,7 +61,8 @@ class TorchNIGT:
 
     @torch.no_grad()
     def step(self) -> Step:
-        """One update from the parameters' ``grad``; raises ``ValueError``, changing nothing, if not all finite."""
+        """One update from the parameters' ``grad``; raises ``ValueError``, changing nothing, if not all finite,
+        and ``DivergedError`` where the parameters cannot hold the next point."""
         if all(param.grad is None for param in self.params):
             raise ValueError("no parameter has a gradient: call backward() before step()")
         gradients = [torch.zeros_like(param) if param.grad is None else param.grad for param in self.params]
@@ -92,6 +93,11 @@ class TorchNIGT:
         offset = 0
         for param in self.params:
             part = torch.from_numpy(np.array(flat[offset : offset + param.numel()]))
+            if part.numel() and float(part.abs().max()) > torch.finfo(param.dtype).max:
+                raise DivergedError(
+                    f"an entry of {float(part.abs().max()):.3g} does not fit into {param.dtype} after {self.updates} "
+                    "updates; choose a smaller alpha, or a larger eta"
+                )
             param.copy_(part.view(param.shape))
             offset += param.numel()
 

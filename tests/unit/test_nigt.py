@@ -265,6 +265,10 @@ def test_torch_state_and_refusals():
     with pytest.raises(ValueError, match="finite"):
         first.step()
     assert torch.equal(second.params[0], first.params[0])
+    wild = TorchNIGT([torch.nn.Parameter(torch.zeros(2))], alpha=1e39)
+    wild.params[0].grad = torch.ones(2)
+    with pytest.raises(DivergedError, match=r"torch.float32 after 1 updates; choose a smaller alpha"):
+        wild.step()
     with pytest.raises(ValueError, match="floating-point"):
         TorchNIGT([torch.zeros(2, dtype=torch.int64)], alpha=0.1)
     with pytest.raises(ValueError, match="at least one"):
