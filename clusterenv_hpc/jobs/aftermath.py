@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import signal
 import sys
 import time
@@ -30,6 +31,9 @@ EARLY_RESTARTS = 2
 OVER = ("completed", "solved")
 """Exit reasons of a run that has come to its end."""
 
+STOPPED = re.compile(r"SIG[A-Z0-9]+$|time_limit$")
+"""Exit reasons of a run that was stopped from outside, and has saved."""
+
 LOST = "lost a rank"
 """How the exit reason of a run begins whose learner found a rank gone."""
 
@@ -48,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     begun = bool(told) or any(args.run_dir.glob("checkpoints/*.pt"))
     if reason := why_not(args.code, told, args.max_restarts, begun):
-        if args.code:
+        if args.code and not STOPPED.match(told):  # such a run has said itself what becomes of its job
             say(f"the ranks ended with exit code {args.code}; not requeued: {reason}")
         return int(args.code)
     job = read_slurm()
@@ -95,6 +99,8 @@ def why_not(code: int, told: str, max_restarts: int, begun: bool) -> str | None:
         info = look(job.label)
     except (SlurmEnvironmentError, SlurmError) as error:
         return str(error)
+    if info.state != "RUNNING" and (info.restarts or 0) > job.restart_count:
+        return f"Slurm does that itself, with job {job.label}"
     if info.state != "RUNNING":
         return f"Slurm is ending job {job.label} ({info.state}{f', {info.reason}' if info.reason else ''})"
     return None

@@ -37,14 +37,12 @@ def watch(argv: Sequence[str]) -> int:
     parser.add_argument("--interval", type=_positive, default=5.0, metavar="S", help="seconds between two looks (5)")
     parser.add_argument("--once", action="store_true", help="say how things stand, and end")
     args = parser.parse_args(list(argv))
-    target = find(args.job)
-    if target.job is None:
-        raise record.NotFoundError(f"{args.job}: no job of this run is known; it was not submitted to Slurm from here")
+    job, target = _with_job(args.job)
     elements = _elements(target)
     line, failures = _Line(), 0
     while True:
         try:
-            infos = slurm.look_all(target.job) if elements else [slurm.look(target.job)]
+            infos = slurm.look_all(job) if elements else [slurm.look(job)]
             failures = 0
         except SlurmError as error:
             failures += 1
@@ -53,7 +51,7 @@ def watch(argv: Sequence[str]) -> int:
             line.show(f"{error}; asking again")
             time.sleep(args.interval)
             continue
-        target = Target(target.job, target.directory or record.directory_of(target.job))
+        target = Target(job, target.directory or record.directory_of(job))
         over = not any(info.active for info in infos)
         stand = _counts(infos) if elements else describe(infos[0]) + _progress(target.directory)
         line.show(stand, keep=over or args.once)
@@ -72,17 +70,19 @@ def cancel(argv: Sequence[str]) -> int:
     parser = _parser("cancel", "end jobs; their runs save first, and stay where they are")
     parser.add_argument("jobs", metavar="JOB|RUN", nargs="+")
     args = parser.parse_args(list(argv))
-    for text in args.jobs:
-        target = find(text)
-        if target.job is None:
-            raise record.NotFoundError(f"{text}: no job of this run is known; it was not submitted to Slurm from here")
-        info = slurm.look(target.job)
-        if not info.active:
-            print(f"job {target.job} is over already: {info.state}")
-            continue
-        slurm.cancel([target.job])
-        print(f"job {target.job} cancelled ({target.name})")
-    return 0
+    targets = [_with_job(text) for text in args.jobs]  # a wrong name is told before anything is cancelled
+    code = 0
+    for job, target in targets:
+        info = slurm.look(job)
+        if info.state == "UNKNOWN" and target.directory is None:
+            print(f"clusterenv-hpc: {_unknown(job)}", file=sys.stderr)
+            code = 1
+        elif not info.active:
+            print(f"job {job} is over already: {info.state}")
+        else:
+            slurm.cancel([job])
+            print(f"job {job} cancelled ({target.name})")
+    return code
 
 
 def logs(argv: Sequence[str]) -> int:
@@ -119,6 +119,18 @@ def list_jobs(argv: Sequence[str]) -> int:
     for row in rows:
         print("  ".join([*(f"{text:<{width}}" for text, width in zip(row, widths, strict=False)), row[-1]]))
     return 0
+
+
+def _with_job(text: str) -> tuple[str, Target]:
+    """The job that ``text`` means, and its run.  Raises NotFoundError."""
+    target = find(text)
+    if target.job is None:
+        raise record.NotFoundError(f"{text}: no job of this run is known; it was not submitted to Slurm from here")
+    return target.job, target
+
+
+def _unknown(job: str) -> str:
+    return f"job {job}: Slurm does not know it, or has forgotten it, and no run below {record.RUNS.resolve()} names it"
 
 
 def output_of(target: Target) -> Path | None:
@@ -214,7 +226,8 @@ def _ending(info: JobInfo, directory: Path | None) -> list[str]:
     """What is said of a job that is over."""
     lines = []
     if info.state == "UNKNOWN":
-        lines.append("Slurm has forgotten this job; what is known is in the run's directory")
+        forgotten = "Slurm has forgotten this job; what is known is in the run's directory"
+        lines.append(forgotten if directory is not None else _unknown(info.job))
     summary = read_summary(directory) if directory is not None else None
     if summary is not None:
         keys = ("exit_reason", "env_steps", "updates", "return_mean", "eval_return_mean", "resumed_from")

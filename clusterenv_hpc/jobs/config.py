@@ -72,7 +72,7 @@ class SlurmConfig:
     gpus_per_node: str | None = key(None, "--gpus-per-node")
     gres: str | None = key(None, "--gres: other generic resources")
     exclusive: bool | None = key(None, "--exclusive: whole nodes")
-    nodelist: str | None = key(None, "--nodelist")
+    nodelist: str | None = key(None, "--nodelist: node1,node[3-4]")
     exclude: str | None = key(None, "--exclude")
     mail_type: str | None = key(None, "--mail-type: END,FAIL,REQUEUE,...")
     mail_user: str | None = key(None, "--mail-user")
@@ -141,7 +141,11 @@ PATTERNS = {
     "gpus_per_node": (r"([\w.-]+:)?\d+(,([\w.-]+:)?\d+)*", "a number, or type:number"),
     "mail_type": (r"[A-Z_0-9]+(,[A-Z_0-9]+)*", "words such as END,FAIL,REQUEUE"),
 }
-SET_HERE = re.compile(r"--(job-name|output|error|open-mode|array|requeue|no-requeue|signal)\b|-[Joea]\b")
+TEXT_KEYS = frozenset(f"slurm.{spec.name}" for spec in dataclasses.fields(SlurmConfig) if spec.type == "str | None")
+"""Keys in whose values a comma is text, as sbatch writes its lists: nodelist=node1,node2 or mail_type=END,FAIL."""
+
+SET_HERE = ("job-name", "output", "error", "open-mode", "array", "requeue", "no-requeue", "signal")
+SET_HERE_SHORT = re.compile(r"-[Joea]")
 """Options that the script sets itself, and that a job could not be found or resumed without."""
 
 
@@ -190,16 +194,25 @@ def check(config: SlurmConfig) -> SlurmConfig:
             f"slurm.time={config.time}: a bare number means minutes, 1 to 1440 (YAML reads 2:00:00 without quotes as "
             f"7200); allowed: '2:00:00', '1-12:00:00'"
         )
+    if seconds(config.time) == 0:
+        raise SlurmConfigError(f"slurm.time={config.time}: allowed: more than 0, or UNLIMITED, as Slurm takes a 0")
     for name in config.env:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", str(name)):
             raise SlurmConfigError(f"slurm.env.{name}: allowed: names of environment variables")
     for line in config.sbatch:
         if not re.match(r"--?[A-Za-z]", line):
             raise SlurmConfigError(f"slurm.sbatch={line}: allowed: options, such as --comment=mine")
-        if SET_HERE.match(line):
+        if _set_here(line):
             raise SlurmConfigError(f"slurm.sbatch={line}: the script sets this itself; allowed: other options")
     _check_pairs(config)
     return config
+
+
+def _set_here(line: str) -> bool:
+    """Whether an option is one of SET_HERE, be it shortened, as sbatch lets it be."""
+    if (found := re.match(r"--([\w-]+)", line)) is not None:
+        return any(name.startswith(found[1]) for name in SET_HERE)
+    return SET_HERE_SHORT.match(line) is not None
 
 
 def _check_pairs(config: SlurmConfig) -> None:

@@ -75,6 +75,7 @@ class LaunchedJob:
 
     def __init__(self, job: Any, directory: Path, cluster: str) -> None:
         self.job, self.directory, self.cluster = job, directory, cluster
+        self._cancelled = self._failed = False
 
     def __repr__(self) -> str:
         state = "UNKNOWN"
@@ -96,10 +97,13 @@ class LaunchedJob:
         """
         if self.cluster == "slurm":
             return slurm.look(self.job_id).state
-        done = {"FINISHED": "COMPLETED", "INTERRUPTED": "FAILED", "NO PROCESS AND NO RESULT": "UNKNOWN"}
         if self.cluster == "debug":
-            return "CANCELLED" if self.job.cancelled else "COMPLETED" if self.summary() else "PENDING"
-        return done.get(self.job.state, self.job.state)
+            if (self.summary() or {}).get("exit_reason") in OVER:
+                return "COMPLETED"
+            return "CANCELLED" if self.job.cancelled else "FAILED" if self._failed else "PENDING"
+        done = {"FINISHED": "COMPLETED", "INTERRUPTED": "FAILED", "NO PROCESS AND NO RESULT": "UNKNOWN"}
+        state = str(done.get(self.job.state, self.job.state))
+        return "CANCELLED" if state in ("FAILED", "UNKNOWN") and self._cancelled else state
 
     @property
     def done(self) -> bool:
@@ -134,7 +138,8 @@ class LaunchedJob:
         """Ends the job; its run saves what it has, and is not requeued.  Raises SlurmError."""
         if self.cluster == "slurm":
             slurm.cancel([self.job_id])
-        else:
+        elif not self.done:
+            self._cancelled = True
             self.job.cancel()
 
     def result(self, timeout_s: float | None = None, *, every_s: float = 2.0) -> dict[str, Any]:
@@ -154,6 +159,7 @@ class LaunchedJob:
         if self.cluster == "debug" and not self.job.cancelled and (error := self.job.exception()) is not None:
             from clusterenv_hpc.run.errors import describe
 
+            self._failed = True
             raise JobFailed(self._failure("FAILED", self.summary() or {"exit_reason": describe(error)})) from error
         while True:
             now = time.monotonic()
@@ -236,19 +242,24 @@ def launch(
         for each in configs:
             checked(each, nodes_used * per_node)
     directories = [_claim(one) for one in configs]
+    folders = [directory / FOLDER for directory in directories if not (directory / FOLDER).exists()]
     tasks = [
         TrainRank([*_own(words), *told, hydra_override("run_dir", str(directory)), "resume=true"])
         for words, directory in zip(lists, directories, strict=True)
     ]
     try:
+        real = [path.resolve() for path in directories]
+        if shared := next((path for path in real if real.count(path) > 1), None):
+            raise SlurmConfigError(f"run_dir={shared}: several runs; allowed: a directory for each of them, or none")
         executor = make_executor(config, cluster, directories, configs[0].other_ranks)
         with submitting(), executor.batch() if several else contextlib.nullcontext():
             jobs = [executor.submit(task) for task in tasks]
     except slurm.SlurmUncertain:
         raise  # the job may be there, and needs its directory
     except BaseException:
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
         for directory in directories:
-            shutil.rmtree(directory / FOLDER, ignore_errors=True)
             with contextlib.suppress(OSError):
                 directory.rmdir()
         raise

@@ -82,7 +82,8 @@ def find(text: str, runs: Path = RUNS) -> Target:
     known = list(_directories(runs))
     if text == "latest" and known:
         return _target(max(filter(_holds, runs.glob("*")), key=lambda path: path.stat().st_mtime))
-    found = [path for path in known if path.name.startswith(text)]
+    found = [path for path in known if text and path.name.startswith(text)]
+    found = [path for path in found if path.name == text] or found
     if len(found) == 1:
         return _target(found[0])
     if found:

@@ -138,7 +138,7 @@ def look(job: str, *, timeout_s: float = CALL_S) -> JobInfo:
     """What Slurm says of ``job``; state UNKNOWN where it has forgotten it and keeps no accounts.
 
     Of an array or a heterogeneous job: the first element or component that is still active, else the first that did
-    not end well, else the first.
+    not end well, else the first; with the nodes of all components.
 
     Raises:
         SlurmError, SlurmRefused: see :func:`call`; or the answer cannot be read.
@@ -147,7 +147,9 @@ def look(job: str, *, timeout_s: float = CALL_S) -> JobInfo:
     infos = [info for info in infos if info.job == job] or infos
     active = [info for info in infos if info.active]
     bad = [info for info in infos if info.state != "COMPLETED"]
-    return dataclasses.replace(next(iter(active or bad or infos)), job=job)
+    worst = next(iter(active or bad or infos))
+    nodes = dict.fromkeys(info.nodes for info in infos if info.nodes) if "+" in worst.job else [worst.nodes or ""]
+    return dataclasses.replace(worst, job=job, nodes=",".join(nodes) or None)
 
 
 def look_all(job: str, *, timeout_s: float = CALL_S) -> list[JobInfo]:

@@ -140,8 +140,6 @@ class _Array:
     def __init__(self, overrides: Sequence[str]) -> None:
         from clusterenv_hpc.run.config import compose
 
-        if any(word.partition("=")[0] in ("run_dir", "resume") for word in overrides):
-            raise SlurmConfigError("-m: allowed without run_dir and resume: each run gets a directory of its own")
         self.elements = expand(overrides)
         self.configs = [_checked(compose(element.overrides)) for element in self.elements]
         first = self.configs[0]

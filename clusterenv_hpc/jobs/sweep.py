@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from clusterenv_hpc.jobs.config import SlurmConfigError
+from clusterenv_hpc.jobs.config import TEXT_KEYS, SlurmConfigError
 
 MAX_ELEMENTS = 1000
 """Slurm's own limit on the size of an array is 1001 unless a site has raised it."""
@@ -28,13 +28,20 @@ def expand(overrides: Sequence[str]) -> list[Element]:
     """All combinations of a sweep's words, the last one varying fastest, as Hydra's own sweeper orders them.
 
     Raises:
-        SlurmConfigError: a word cannot be read, or there are too many combinations.
+        SlurmConfigError: a word cannot be read, names a directory that all runs would share, or there are too many
+            combinations.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
     parser, axes, size = OverridesParser.create(), [], 1
     for word in overrides:
+        name = word.partition("=")[0]
+        if name in TEXT_KEYS:
+            axes.append([(False, word)])
+            continue
+        if name in ("run_dir", "resume"):
+            raise SlurmConfigError(f"{word}: allowed outside of sweeps, where each run gets a directory of its own")
         try:
             parsed = parser.parse_override(word)
             if not parsed.is_sweep_override():

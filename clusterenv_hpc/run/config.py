@@ -28,6 +28,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
+from clusterenv_hpc.jobs.config import TEXT_KEYS
 from clusterenv_hpc.jobs.config import check as check_slurm
 from clusterenv_hpc.run.schema import VARIANTS, Config, EnvConfig
 from clusterenv_hpc.run.tasks import misfits, tasks_of
@@ -261,7 +262,7 @@ def _parse(overrides: Sequence[str]) -> list[Override]:
             override = parser.parse_override(text)
         except HydraException as error:
             name, _, value = text.partition("=")
-            if name in VERBATIM and value and value[0] not in "'\"":
+            if name in (*VERBATIM, *TEXT_KEYS) and value and value[0] not in "'\"":
                 override = parser.parse_override(f"{name}={quoted(value)}")
                 last[name] = override
                 continue
@@ -270,6 +271,8 @@ def _parse(overrides: Sequence[str]) -> list[Override]:
         name = override.key_or_group
         if override.type is OverrideType.DEL:
             raise ConfigError(f"{text}: no key can be removed; set it to null where the key allows it")
+        if override.is_sweep_override() and name in TEXT_KEYS:
+            override = parser.parse_override(f"{name}={quoted(text.partition('=')[2])}")
         if override.is_sweep_override():
             raise ConfigError(f"{text}: one value expected, several came; `clusterenv-hpc submit -m` takes such sweeps")
         if override.package is not None or name.startswith("hydra"):
@@ -382,9 +385,9 @@ def _near(tree: DictConfig, parents: list[str], name: str) -> str:
     if not near:
         everywhere = {path.rpartition(".")[2]: path for path in key_paths(tree)}
         near = [everywhere[key] for key in difflib.get_close_matches(name, everywhere, n=1, cutoff=0.8)]
-    if near:
+    if near and not parents:
         return f"did you mean {near[0]}?"
-    return f"allowed: {', '.join(f'{prefix}{key}' for key in siblings)}"
+    return (f"did you mean {near[0]}? " if near else "") + f"allowed: {', '.join(f'{prefix}{key}' for key in siblings)}"
 
 
 def key_paths(tree: DictConfig, prefix: str = "") -> list[str]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -127,27 +128,38 @@ def _writable(run: RunDir) -> RunDir:
 
 
 def find(text: str) -> RunDir:
-    """The run that ``text`` means: a path, a name below runs/, the start of only one name, or ``latest``.
+    """The run that ``text`` means: a path, a name below runs/ or in a sweep there, its start, or ``latest``.
 
     Raises ConfigError where there is none, or more than one.
     """
     for path in (Path(text).expanduser(), RUNS / text):
         if RunDir(path).holds_a_run():
             return RunDir(path)
-    known = [run for run in map(RunDir, sorted(RUNS.glob("*"))) if run.holds_a_run()]
+    known = list(_known())
     if text == "latest" and known:
         return max(known, key=lambda run: run.config.stat().st_mtime)
-    found = [run for run in known if run.path.name.startswith(text)]
+    found = [run for run in known if text and run.path.name.startswith(text)]
+    found = [run for run in found if run.path.name == text] or found
     if len(found) == 1:
         return found[0]
     if found:
-        raise ConfigError(f"{text}: several runs begin so: {', '.join(run.path.name for run in found)}")
+        names = ", ".join(str(run.path.relative_to(RUNS)) for run in found)
+        raise ConfigError(f"{text}: several runs begin so: {names}")
     if Path(text).is_dir():
         raise ConfigError(f"{text}: holds no run (no config.yaml); expected the directory of a run")
-    names = ", ".join(run.path.name for run in known) or f"none in {RUNS.resolve()}"
+    names = ", ".join(str(run.path.relative_to(RUNS)) for run in known) or f"none in {RUNS.resolve()}"
     raise ConfigError(
         f"{text}: no such run; expected its path, its name or the start of that, or latest; known: {names}"
     )
+
+
+def _known() -> Iterator[RunDir]:
+    """The runs below runs/, those of sweeps among them."""
+    for run in map(RunDir, sorted(RUNS.glob("*"))):
+        if run.holds_a_run():
+            yield run
+        else:
+            yield from (inner for inner in map(RunDir, sorted(run.path.glob("*"))) if inner.holds_a_run())
 
 
 def write_atomically(path: Path, data: bytes) -> None:

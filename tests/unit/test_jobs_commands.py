@@ -64,6 +64,15 @@ def test_a_dry_run_prints_the_script_and_leaves_nothing(fake, tmp_path, capsys):
     assert fake.calls == [] and not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize("sweep", [[], ["-m", "seed=1,2"]])
+def test_sbatchs_own_lists_need_no_quotes(fake, capsys, sweep):
+    words = ("slurm.nodelist=n1,n[2-3]", "slurm.mail_type=END,FAIL", "slurm.gres=gpu:1,shard:2")
+    assert cli.main(["submit", *WORDS, *sweep, *words, "--dry-run"]) == 0
+    script = capsys.readouterr().out
+    for line in ("--nodelist='n1,n[2-3]'", "--mail-type=END,FAIL", "--gres=gpu:1,shard:2"):
+        assert f"#SBATCH {line}\n" in script
+
+
 def test_an_array_comes_with_a_table(fake, capsys):
     assert cli.main(["submit", *WORDS, "-m", "seed=1,2", "sync=aps,always", "eval_workers=1"]) == 0
     told = capsys.readouterr().out.splitlines()
@@ -110,10 +119,11 @@ def test_a_job_that_may_be_there_keeps_its_directory(fake, monkeypatch, capsys, 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["slurm.nods=2"], "slurm.nods"),
+        (["slurm.nods=2"], "slurm.nods=2: no such key; did you mean slurm.nodes? allowed: slurm.job_name, slurm.part"),
+        (["slurm.nodes=1,2"], "slurm.nodes=1,2: one value expected"),
         (["workers=7"], "workers=7: the job has 3 ranks, one learner and 2 workers; allowed: workers=2"),
         (["eval_workers=1", "slurm.ntasks=2"], "eval_workers=1: the job has 2 ranks"),
-        (["-m", "seed=1,2", "run_dir=x"], "-m: allowed without run_dir and resume"),
+        (["-m", "seed=1,2", "run_dir=x"], "run_dir=x: allowed outside of sweeps"),
         (["-m", "slurm.nodes=1,2"], "slurm keys cannot vary"),
         (["-m", "seed=range(0,5000)"], "at most 1000"),
         (["-m", "seed=1,,2"], "seed=1,,2: cannot be read"),
@@ -197,6 +207,10 @@ def test_a_run_that_slurm_never_saw_cannot_be_watched(fake, capsys):
         assert "was not submitted to Slurm from here" in capsys.readouterr().err
     assert cli.main(["watch", "nothing"]) == 2
     assert "no such job or run" in capsys.readouterr().err
+    fake.answers("scontrol", err="slurm_load_jobs error: Invalid job id specified\n", code=1)
+    for command in ("watch", "cancel"):
+        assert cli.main([command, "123456"]) == 1
+        assert "job 123456: Slurm does not know it" in "".join(capsys.readouterr())
 
 
 # -- cancel, logs, list --------------------------------------------------------------------------------------------
@@ -211,6 +225,8 @@ def test_cancel_ends_what_lives(fake, run, capsys):
     assert cli.main(["cancel", "7"]) == 0
     assert "is over already: COMPLETED" in capsys.readouterr().out and "scancel" not in fake.calls[calls:]
     fake.job("RUNNING")
+    assert cli.main(["cancel", "7", "nothing"]) == 2, "a wrong name is told before anything is cancelled"
+    assert "scancel" not in fake.calls[calls:] and "nothing: no such job" in capsys.readouterr().err
     fake.answers("scancel", err="scancel: error: Kill job error on job id 7: Access/permission denied\n", code=1)
     assert cli.main(["cancel", "7"]) == 1
     assert "permission denied" in capsys.readouterr().err

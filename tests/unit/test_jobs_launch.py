@@ -72,6 +72,7 @@ def script_of(directory: Path) -> str:
         (WORDS, {"learner_cpus": 4, "cpus_per_task": 1}, "slurm.learner_cpus"),
         (WORDS, {"launcher": "mpiexec"}, "slurm.launcher"),
         ([[*WORDS, "slurm.time=10"], [*WORDS, "slurm.time=20"]], {}, "slurm keys cannot vary"),
+        ([[*WORDS, "run_dir=runs/x"], [*WORDS, "run_dir=runs/../runs/x"]], {}, "run_dir=.*x: several runs"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_submitted(sbatch, tmp_path, overrides, keys, told):
@@ -246,11 +247,15 @@ def test_without_slurm_a_run_is_a_process_of_this_machine(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     began = time.monotonic()
     job = clusterenv_hpc.launch([*SHORT, "workers=1"], cluster="local")
+    unwanted = clusterenv_hpc.launch([*SHORT, "workers=0", "total_steps=100000000"], cluster="local")
     assert time.monotonic() - began < 5, "it returns at once"
+    unwanted.cancel()
     assert job.state in ("RUNNING", "COMPLETED")
     summary = job.result(timeout_s=90, every_s=0.1)
     assert (summary["env_steps"], summary["workers"], job.state) == (600, 1, "COMPLETED")
     assert job.metrics()[-1]["env_steps"] == 600 and "made all its steps" in job.logs()
+    with pytest.raises(JobFailed, match="CANCELLED"):
+        unwanted.result(timeout_s=60, every_s=0.1)
 
 
 def test_a_run_that_fails_on_this_machine_says_so_at_once(tmp_path, monkeypatch):
@@ -268,6 +273,8 @@ def test_debug_runs_within_result_and_fails_without_a_debugger(tmp_path, monkeyp
     job = clusterenv_hpc.launch([*SHORT, "workers=0"], cluster="debug")
     assert job.state == "PENDING" and not job.done
     assert job.result()["env_steps"] == 600 and job.state == "COMPLETED"
+    job.cancel()
+    assert job.state == "COMPLETED"
     (tmp_path / "broken.py").write_text(BROKEN)
     monkeypatch.syspath_prepend(str(tmp_path))
     failing = clusterenv_hpc.launch(
@@ -275,6 +282,7 @@ def test_debug_runs_within_result_and_fails_without_a_debugger(tmp_path, monkeyp
     )
     with pytest.raises(JobFailed, match=r"FAILED.*exit code 1; its output says why"):
         failing.result()
+    assert failing.state == "FAILED"
     assert "no licence" in capfd.readouterr().err
     unwanted = clusterenv_hpc.launch([*SHORT, "name=y"], cluster="debug")
     unwanted.cancel()

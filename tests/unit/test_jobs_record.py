@@ -72,7 +72,7 @@ def test_a_run_is_found_by_path_name_start_and_as_the_latest(fake, runs):
         ("notes", "no such job or run"),
         ("0", "no such job or run|several"),
         ("-5", "no such job or run"),
-        ("", "several runs"),
+        ("", "no such job or run"),
     ],
 )
 def test_what_is_not_found_is_told_with_what_there_is(fake, runs, text, told):
@@ -138,6 +138,7 @@ def test_what_is_a_sweep_and_what_is_a_value(words, expected):
         (["-1", "seed=1,2"], "element -1"),
         (["0", "seed=1,,2"], "cannot be read"),
         (["0", "seed"], "cannot be read"),
+        (["0", "seed=1,2", "run_dir=x"], "run_dir=x: allowed outside of sweeps"),
         (["0", "a=range(0,100)", "b=range(0,11)"], "1100 combinations so far; allowed: at most 1000"),
     ],
 )

@@ -198,6 +198,18 @@ def test_others_are_not(fake, monkeypatch, tmp_path, code, reason, state, more, 
     assert not [call for call in fake.calls if "requeue" in call]
 
 
+@pytest.mark.parametrize(("state", "restarts"), [("COMPLETING", 1), ("RUNNING", 0)])
+def test_nothing_contradicts_what_a_stopped_run_has_said(fake, monkeypatch, tmp_path, capsys, state, restarts):
+    fake.job(state, restarts=restarts)
+    summary(tmp_path, "SIGUSR2")
+    assert after(monkeypatch, tmp_path, 75 if state == "RUNNING" else 143) in (75, 143)
+    assert capsys.readouterr().err == "" and not [call for call in fake.calls if "requeue" in call]
+    if restarts:
+        summary(tmp_path, "running")
+        after(monkeypatch, tmp_path, 143)
+        assert "not requeued: Slurm does that itself, with job 7" in capsys.readouterr().err
+
+
 def test_what_an_earlier_life_said_does_not_count(fake, monkeypatch, tmp_path):
     fake.job("RUNNING")
     (tmp_path / "checkpoints").mkdir()

@@ -108,6 +108,12 @@ def test_of_an_array_the_state_is_that_of_its_worst(fake):
     assert [info.count for info in infos] == [1, 4] and slurm.look("90").state == "PENDING"
 
 
+def test_of_a_heterogeneous_job_the_nodes_are_those_of_all_components(fake):
+    line = "JobId=9{n} HetJobId=90 HetJobOffset={n} JobName=x JobState=RUNNING Reason=None NodeList={nodes}\n"
+    fake.answers("scontrol", line.format(n=0, nodes="gpu1") + line.format(n=1, nodes="n[1-2]"))
+    assert slurm.look("90").nodes == "gpu1,n[1-2]"
+
+
 def test_a_forgotten_job_is_looked_up_in_the_accounts(fake):
     fake.answers("scontrol", err="slurm_load_jobs error: Invalid job id specified\n", code=1)
     assert slurm.look("7").state == "UNKNOWN"  # no sacct at all

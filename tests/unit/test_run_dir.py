@@ -127,6 +127,11 @@ def test_runs_are_found_by_path_name_start_and_age(here: Path) -> None:
         find("nothing")
     with pytest.raises(ConfigError, match=r"holds no run"):
         find("runs/empty")
+    begin(RunDir(Path("runs/sweep/0-seed-1")))
+    begin(RunDir(Path("runs/sweep/0-seed-10")))
+    assert find("0-seed-1").path == Path("runs/sweep/0-seed-1")
+    with pytest.raises(ConfigError, match=r"several runs begin so: sweep/0-seed-1, sweep/0-seed-10$"):
+        find("0-s")
 
 
 def test_nothing_to_find() -> None:
