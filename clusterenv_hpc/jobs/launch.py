@@ -28,6 +28,9 @@ CLUSTERS = ("slurm", "local", "debug")
 UNANSWERED_S = 300.0
 """How long Slurm may give no answer before waiting for a result ends."""
 
+SAVE_S = 10.0
+"""How long a run on this machine that is cancelled may save."""
+
 LATE_S = 30.0
 """How long after a job's end its summary may still come: a shared folder shows new files late."""
 
@@ -98,12 +101,18 @@ class LaunchedJob:
         if self.cluster == "slurm":
             return slurm.look(self.job_id).state
         if self.cluster == "debug":
-            if (self.summary() or {}).get("exit_reason") in OVER:
+            if self._exit_reason in OVER:
                 return "COMPLETED"
             return "CANCELLED" if self.job.cancelled else "FAILED" if self._failed else "PENDING"
-        done = {"FINISHED": "COMPLETED", "INTERRUPTED": "FAILED", "NO PROCESS AND NO RESULT": "UNKNOWN"}
-        state = str(done.get(self.job.state, self.job.state))
-        return "CANCELLED" if state in ("FAILED", "UNKNOWN") and self._cancelled else state
+        if (state := str(self.job.state)) == "RUNNING":
+            return state
+        if self._exit_reason in OVER:
+            return "COMPLETED"
+        return "CANCELLED" if self._cancelled else "FAILED" if state in ("FINISHED", "INTERRUPTED") else "UNKNOWN"
+
+    @property
+    def _exit_reason(self) -> str | None:
+        return (self.summary() or {}).get("exit_reason")
 
     @property
     def done(self) -> bool:
@@ -140,7 +149,13 @@ class LaunchedJob:
             slurm.cancel([self.job_id])
         elif not self.done:
             self._cancelled = True
-            self.job.cancel()
+            if self.cluster == "local" and self._exit_reason == "running":  # submitit would leave it one second to save
+                self.job._process.terminate()
+                deadline = time.monotonic() + SAVE_S
+                while not self.done and time.monotonic() < deadline:
+                    time.sleep(0.1)
+            if not self.done:
+                self.job.cancel()
 
     def result(self, timeout_s: float | None = None, *, every_s: float = 2.0) -> dict[str, Any]:
         """Waits until the run has come to its end, over requeues, and returns its summary.

@@ -264,8 +264,21 @@ def test_a_run_that_fails_on_this_machine_says_so_at_once(tmp_path, monkeypatch)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.syspath_prepend(str(tmp_path))
     job = clusterenv_hpc.launch([*SHORT, "env.id=broken:make", "env.backend=sync", "workers=0"], cluster="local")
-    with pytest.raises(JobFailed, match=r"is over .*no licence"):
+    with pytest.raises(JobFailed, match=r"is over \(FAILED\).*no licence"):
         job.result(timeout_s=60, every_s=0.1)
+
+
+def test_a_run_on_this_machine_that_is_cancelled_saves_first(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = [*SHORT, "workers=0", "total_steps=100000000", "checkpoint.every_s=0.5", "log.every_s=0.1"]
+    job = clusterenv_hpc.launch(words, cluster="local")
+    deadline = time.monotonic() + 60
+    while (job.summary() or {}).get("exit_reason") != "running":
+        assert time.monotonic() < deadline, job.logs()
+        time.sleep(0.1)
+    job.cancel()
+    assert (job.state, job.summary()["exit_reason"]) == ("CANCELLED", "SIGTERM"), job.logs()
+    assert f"update-{job.summary()['updates']:09}.pt" in {path.name for path in job.directory.glob("checkpoints/*")}
 
 
 def test_debug_runs_within_result_and_fails_without_a_debugger(tmp_path, monkeypatch, capfd):
