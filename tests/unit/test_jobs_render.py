@@ -94,6 +94,29 @@ def test_templates_are_shell_and_say_all_to_sbatch_first(path):
     assert text.splitlines().index(code[0]) > last_option, "sbatch reads no options behind the first command"
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], "run_dir=runs/train-7"),
+        (["name=two words"], "run_dir=runs/two words-7"),
+        (["name=mine", "run_dir=there"], "run_dir=there"),
+        (["run_dir=there", "name=mine"], "run_dir=there"),
+    ],
+)
+@pytest.mark.parametrize("template", ["train", "train_hetjob"])
+def test_templates_put_a_run_where_its_name_says(tmp_path, template, words, expected):
+    srun = tmp_path / "srun"
+    srun.write_text('#!/bin/bash\nprintf "%s\\n" "$@"\n')
+    srun.chmod(0o755)
+    environ = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHON": "true", "SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "train",
+        "SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_CPUS_PER_TASK_HET_GROUP_0": "1", "SLURM_CPUS_PER_TASK_HET_GROUP_1": "1",
+    }  # fmt: skip
+    command = ["bash", str(SLURM / f"{template}.sbatch"), "env=cartpole", *words]
+    said = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=20, check=True).stdout
+    assert next(line for line in said.splitlines() if line.startswith("run_dir=")) == expected
+
+
 def test_null_keys_are_not_printed():
     text = render(make_config(), run_of(), Launch(), python="python", workers=2)
     options = [line.split()[1].partition("=")[0] for line in text.splitlines() if line.startswith("#SBATCH")]
