@@ -110,7 +110,8 @@ def test_templates_put_a_run_where_its_name_says(tmp_path, template, words, expe
     srun.chmod(0o755)
     environ = {
         "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHON": "true", "SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "train",
-        "SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_CPUS_PER_TASK_HET_GROUP_0": "1", "SLURM_CPUS_PER_TASK_HET_GROUP_1": "1",
+        "SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_CPUS_PER_TASK_HET_GROUP_0": "1",
+        "SLURM_CPUS_PER_TASK_HET_GROUP_1": "1",
     }  # fmt: skip
     command = ["bash", str(SLURM / f"{template}.sbatch"), "env=cartpole", *words]
     said = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=20, check=True).stdout
