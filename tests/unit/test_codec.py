@@ -181,7 +181,7 @@ class Text(str):
         (lambda: None, "info", "builtins.function"),
         (bytearray(b"x"), "info", "builtins.bytearray"),
     ],
-    ids=repr,
+    ids=lambda told: told if isinstance(told, str) else type(told).__name__,
 )
 def test_what_cannot_be_sent_is_named(value: Any, path: str, kind: str) -> None:
     with pytest.raises(EncodeError) as caught:
