@@ -80,7 +80,12 @@ def checked(config: Any, ranks: int) -> Any:
     Raises:
         SlurmConfigError: it does not.
     """
-    workers = ranks - 1 - config.eval_workers
+    workers, rest = divmod(ranks - 1 - config.eval_workers, span := config.env.ranks)
+    if span > 1 and (rest or workers < 1):
+        raise SlurmConfigError(
+            f"env.ranks={span}: the job has {ranks} ranks; allowed: {1 + config.eval_workers} + W x {span} for W "
+            "workers"
+        )
     if config.workers is not None and config.workers != workers:
         evaluator = ", one evaluator" if config.eval_workers else ""
         raise SlurmConfigError(

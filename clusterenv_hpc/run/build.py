@@ -28,10 +28,18 @@ SYNC_RULES: dict[str, type[SyncRule]] = {"aps": APS, "always": Always, "every_k"
 
 
 def env_source(env: EnvConfig, *, evaluation: bool = False) -> EnvSource:
-    """Where the workers' environments come from, or with ``evaluation`` those that a policy is judged in."""
+    """Where the workers' environments come from, or with ``evaluation`` those that a policy is judged in.
+
+    One that spans ranks gets the communicator of this rank alone, wherever its worker's group gives it no other.
+    """
+    kwargs = {**env.kwargs, **(env.eval_kwargs if evaluation else {})}
+    if env.ranks > 1:
+        from clusterenv_hpc.comm.mpi import MPI
+
+        kwargs["comm"] = MPI.COMM_SELF
     return EnvSource(
         env.id,
-        {**env.kwargs, **(env.eval_kwargs if evaluation else {})},
+        kwargs,
         env.backend,
         on_error=env.on_error,
         max_restarts=env.max_restarts,

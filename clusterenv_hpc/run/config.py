@@ -153,6 +153,8 @@ def check(config: Config, *, check_env: bool = True) -> Config:
         if value is not None and (not value.strip() or (name == "name" and ("/" in value or value in {".", ".."}))):
             raise ConfigError(f"{name}={value!r}: allowed: a {'path' if name == 'run_dir' else 'name without /'}")
     check_slurm(config.slurm)
+    if config.env.ranks > 1 and config.workers == 0:
+        raise ConfigError(f"env.ranks={config.env.ranks}: needs workers on ranks of their own; allowed: workers >= 1")
     if config.eval_workers and config.workers == 0:
         raise ConfigError("eval_workers=1: needs a rank of its own; allowed: workers >= 1")
     if config.eval_workers and not config.eval.episodes:
@@ -207,9 +209,15 @@ def check_environment(env: EnvConfig) -> None:
 def _check_pairs(env: EnvConfig) -> None:
     """What concerns two keys of ``env`` at once, and the wrappers."""
     if env.backend != "sync":
-        for key, given in (("on_error=restart", env.on_error == "restart"), ("wrappers", bool(env.wrappers))):
+        for key, given in (
+            ("on_error=restart", env.on_error == "restart"),
+            ("wrappers", bool(env.wrappers)),
+            (f"ranks={env.ranks}", env.ranks > 1),
+        ):
             if given:
                 raise ConfigError(f"env.{key}: env.backend={env.backend} has no single environments; allowed: sync")
+    if env.on_error == "restart" and env.ranks > 1:
+        raise ConfigError(f"env.on_error=restart: not where an environment spans env.ranks={env.ranks}; allowed: abort")
     values = env.delay.values
     if (env.delay.scheme == "list") != bool(values) or any(not 0 <= value < math.inf for value in values):
         raise ConfigError(

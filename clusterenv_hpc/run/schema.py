@@ -63,6 +63,11 @@ class EnvConfig:
         metadata=about("of each, the innermost first: module:Class, or {wrapper: module:Class, kwargs: {}}"),
     )
     backend: str = key("sync", "how a worker steps its environments", choices=("sync", "vector", "envpool"))
+    ranks: int = key(
+        1,
+        "MPI ranks that each environment spans: all of them build it, with their communicator as keyword argument comm",
+        ge=1,
+    )
     on_error: str = key("abort", "when one fails: end the run, or build it anew", choices=("abort", "restart"))
     max_restarts: int = key(10, "how often each environment may be built anew", ge=0)
     delay: DelayConfig = field(default_factory=DelayConfig)
@@ -280,8 +285,8 @@ class Config:
 
     @property
     def other_ranks(self) -> int:
-        """Ranks beside the learner's."""
-        return self.worker_count + self.eval_workers
+        """Ranks beside the learner's; a worker is a group of ``env.ranks`` of them."""
+        return self.worker_count * self.env.ranks + self.eval_workers
 
     @property
     def num_envs(self) -> int:

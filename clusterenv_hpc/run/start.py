@@ -101,14 +101,20 @@ def start_rank(overrides: Sequence[str], show: bool = False) -> int:
 
 def workers_here(config: Config, size: int) -> int:
     """Worker ranks in a world of ``size``.  Raises ConfigError where another number was asked for."""
-    workers = size - 1 - config.eval_workers
+    workers, rest = divmod(size - 1 - config.eval_workers, span := config.env.ranks)
     if config.eval_workers and workers < 1:
-        raise ConfigError(f"eval_workers=1: the launcher has started {size} ranks; allowed: at least 3 ranks")
+        raise ConfigError(f"eval_workers=1: the launcher has started {size} ranks; allowed: at least {2 + span} ranks")
+    if span > 1 and (rest or workers < 1):
+        raise ConfigError(
+            f"env.ranks={span}: the launcher has started {size} ranks; allowed: {1 + config.eval_workers} + W x {span} "
+            "for W workers"
+        )
     if config.workers is not None and config.workers != workers and not (config.resume and size > 1):
         evaluator = ", one evaluator" if config.eval_workers else ""
         raise ConfigError(
             f"workers={config.workers}: the launcher has started {size} ranks, one learner{evaluator} and {workers} "
-            f"workers; allowed: workers={workers}, or leave it out, or start {config.other_ranks + 1} ranks"
+            f"workers{f' of {span} ranks' * (span > 1)}; allowed: workers={workers}, or leave it out, or start "
+            f"{config.other_ranks + 1} ranks"
         )
     return workers
 

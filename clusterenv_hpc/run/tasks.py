@@ -77,5 +77,7 @@ def misfits(config: Config) -> Iterator[str]:
         )
     if name == "afedpg" and gradients.transport == "allreduce":
         yield "gradients.transport=allreduce: algo=afedpg makes an update of every single gradient; allowed: p2p"
+    if env.ranks > 1:
+        yield f"env.ranks={env.ranks}: algo={name} has environments of one rank each; allowed: 1"
     if env.on_error == "restart":
         yield f"env.on_error=restart: algo={name} needs trajectories that are whole; allowed: abort"

@@ -76,6 +76,7 @@ def make_envs(config: Config, policy: torch.nn.Module, *, comm: Any, version: in
         seed=seeds_of(config.seed, 0)[2],
         backend=config.env.backend,
         num_workers=config.worker_count,
+        env_ranks=config.env.ranks,
         num_probes=getattr(config.sync, "num_probes", 64),
         timeout=config.timeout,
         learner_timeout=config.learner_timeout,

@@ -27,7 +27,7 @@ UNITS = {
     "trajectories": "M M_init",
     "rollouts": "rollouts_per_update",
     "passes": "epochs",
-    "ranks": "workers eval_workers ntasks ntasks_per_node",
+    "ranks": "ranks workers eval_workers ntasks ntasks_per_node",
     "workers": "logical_workers m",
     "environments": "envs_per_worker",
     "nodes": "nodes",

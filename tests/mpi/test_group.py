@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -57,6 +58,23 @@ def test_a_follower_that_fails_ends_the_job(mpiexec: Callable[..., Any]) -> None
     assert ran.returncode != 0 and ran.seconds < 15
     assert "of the group of worker rank" in ran.stderr + ran.stdout
     assert "the solver diverged" in ran.stderr + ran.stdout
+
+
+def test_from_the_command_line(mpiexec: Callable[..., Any], tmp_path: Path) -> None:
+    words = (
+        "env.id=heat_env:HeatEnv env.ranks=2 algo=sac algo.learning_starts=64 algo.batch_size=32 algo.capacity=400 "
+        "algo.critic_hidden=16 envs_per_worker=2 total_steps=200 eval.episodes=1 threads=1 log.progress=none "
+        "run_dir=heat"
+    )
+    env = {"PYTHONPATH": str(Path(heat_env.__file__).parent)}
+    argv = ["-m", "clusterenv_hpc", "train", *words.split()]
+    refused = mpiexec(4, argv, env=env)
+    assert refused.returncode == 2
+    assert "env.ranks=2: the launcher has started 4 ranks; allowed: 1 + W x 2" in refused.stderr
+    mpiexec(5, argv, env=env).check()
+    summary = json.loads((tmp_path / "heat" / "summary.json").read_text())
+    assert summary["workers"] == 2 and summary["num_envs"] == 4 and summary["env_steps"] == 200
+    assert summary["eval_episodes"] == 1 and summary["eval_length_mean"] == 30  # played on the learner's rank alone
 
 
 @pytest.mark.parametrize("ranks", [1, 4])

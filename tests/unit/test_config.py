@@ -175,6 +175,10 @@ def test_reading_the_configuration_loads_neither_torch_nor_mpi() -> None:
         (["env=custom"], ["env.id", "needed"]),
         (["env=taxi", "env.backend=vector"], ["env.backend=vector", "Taxi-v4", "sync"]),
         (["env.backend=threads"], ["env.backend=threads", "sync", "vector", "envpool"]),
+        (["env=acrobot", "env.ranks=2", "workers=0"], ["env.ranks=2", "workers >= 1"]),
+        (["env=cartpole", "env.ranks=2"], ["env.ranks=2", "env.backend=vector", "sync"]),
+        (["env=acrobot", "env.ranks=2", "env.on_error=restart"], ["env.on_error=restart", "abort"]),
+        (["env=acrobot", "env.ranks=2", "algo=afedpg"], ["env.ranks=2", "afedpg"]),
     ],
 )
 def test_a_mistake_is_one_line_that_names_key_value_and_what_is_allowed(words: list[str], parts: list[str]) -> None:
