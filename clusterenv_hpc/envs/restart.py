@@ -121,7 +121,7 @@ class RestartingEnvs(SyncEnvs):
         return self._observations, np.copy(self._rewards), *ended, infos
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """As ``SyncVectorEnv.reset``; one that fails is rebuilt, and reset with the same seed."""
+        """As ``SyncVectorEnv.reset``; one that fails is rebuilt and reset with the same seed, then with fresh ones."""
         seeds = [None if seed is None else seed + i for i in range(self.num_envs)] if _is_one(seed) else list(seed)
         if len(seeds) != self.num_envs:
             raise ValueError(f"seed must be a number or {self.num_envs} of them, got {len(seeds)}")
@@ -142,11 +142,14 @@ class RestartingEnvs(SyncEnvs):
     # -- failures ----------------------------------------------------------------------------------------------------
 
     def _reset_one(self, i: int, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
+        failures = 0
         while True:
+            fresh = self._fresh.pop(i, None)
             try:
-                return self.envs[i].reset(seed=self._fresh.pop(i, None) if seed is None else seed, options=options)
+                return self.envs[i].reset(seed=fresh if seed is None or failures > 1 else seed, options=options)
             except FAILURES as error:
                 self._rebuild(i, error)
+                failures += 1
 
     def _fail(self, i: int, error: BaseException) -> tuple[Any, dict[str, Any]]:
         """The observation and the info of a step that failed."""
@@ -184,8 +187,13 @@ class RestartingEnvs(SyncEnvs):
             self.envs[i] = env
             if (seed := self._seeds[i]) is not None:
                 # Its own seed again would lead to the same failure again, wherever that depends on the seed.
-                self._fresh[i] = int(np.random.SeedSequence([seed, self.counts[i]]).generate_state(1)[0] >> 1)
+                self._fresh[i] = fresh_seed(seed, self.counts[i])
             return
+
+
+def fresh_seed(seed: int, failures: int) -> int:
+    """Another seed in place of one that has led to so many failures: the same in equal runs."""
+    return int(np.random.SeedSequence([seed, failures]).generate_state(1)[0] >> 1)
 
 
 def _is_one(seed: Any) -> bool:

@@ -17,6 +17,8 @@ import torch
 from gymnasium.vector.utils import concatenate, create_empty_array
 from numpy.typing import NDArray
 
+from clusterenv_hpc.envs.build import EnvError
+from clusterenv_hpc.envs.restart import FAILURES, fresh_seed
 from clusterenv_hpc.envs.single import single_maker
 from clusterenv_hpc.policies import as_tensors, distribution_of
 from clusterenv_hpc.run.build import build_policy, env_source, spaces_of
@@ -75,30 +77,50 @@ class Evaluation:
 
 @dataclass
 class _Slot:
-    """An environment, the episode it plays, and what it shows; ``make`` makes another one, ``restarts`` times more."""
+    """An environment, the episode it plays, and what it shows; ``make`` makes another one, ``restarts`` times.
+
+    seed: of the episode.  failures: of the environment, and within the episode.
+    """
 
     make: Callable[[], gymnasium.Env[Any, Any]]
     restarts: int
     env: gymnasium.Env[Any, Any]
     episode: int = -1
+    seed: int = 0
     observation: Any = None
+    failures: int = 0
+    in_episode: int = 0
 
     def begin(self, episode: int, seed: int) -> None:
         """Reset, for ``episode``."""
-        self.episode = episode
+        self.episode, self.seed, self.in_episode = episode, seed, 0
+        self._reset()
+
+    def again(self, error: BaseException) -> None:
+        """The episode from its beginning, in another environment than the one that failed."""
+        self._renew(error)
+        self._reset()
+
+    def _reset(self) -> None:
         while True:
+            # Where a failure depends on the seed, that of the episode leads to it again and again.
+            seed = self.seed if self.in_episode < 2 else fresh_seed(self.seed, self.in_episode)
             try:
                 self.observation, _ = self.env.reset(seed=seed)
                 return
-            except Exception as error:
-                self.renew(error)
+            except FAILURES as error:
+                self._renew(error)
 
-    def renew(self, error: Exception) -> None:
-        """Another environment in place of one that failed; raises ``error`` where that is not wanted any more."""
-        if self.restarts <= 0:
+    def _renew(self, error: BaseException) -> None:
+        """Another environment; raises where none is wanted any more."""
+        if not self.restarts:
             raise error
-        self.restarts -= 1
-        with contextlib.suppress(Exception):
+        if self.failures >= self.restarts:
+            told = f"an environment failed in an evaluation once more than env.max_restarts={self.restarts} allows"
+            raise EnvError(f"{told}: {type(error).__name__}: {error}") from error
+        self.failures += 1
+        self.in_episode += 1
+        with contextlib.suppress(*FAILURES):
             self.env.close()
         self.env = self.make()
 
@@ -110,7 +132,8 @@ def evaluate(
 
     Where workers have environments of their own (``env.per_worker``), as many in each that differs.
     Greedy unless ``settings.sampled``; no random state outside is touched, so that training goes on undisturbed.
-    With ``env.on_error=restart`` an episode whose environment fails is played again, in a new one.
+    With ``env.on_error=restart`` an episode whose environment fails is played again, in a new one; where it fails a
+    second time, from another seed, made of its own.
     Returns None where ``stop`` says so on the way.  Raises what the environment raises.
     """
     if env.per_worker:
@@ -143,10 +166,9 @@ def evaluate(
             for slot, action in zip(playing, distribution.env_actions(drawn.numpy()), strict=True):
                 try:
                     slot.observation, reward, terminated, truncated, _ = slot.env.step(action)
-                except Exception as error:
-                    slot.renew(error)
+                except FAILURES as error:
+                    slot.again(error)
                     returns[slot.episode], lengths[slot.episode] = 0.0, 0
-                    slot.begin(slot.episode, settings.seed + slot.episode)
                     still.append(slot)
                     continue
                 returns[slot.episode] += float(reward)

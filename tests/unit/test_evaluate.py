@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from clusterenv_hpc import cli
+from clusterenv_hpc.envs.build import EnvError
 from clusterenv_hpc.run.evaluate import SLOTS, evaluate
 from clusterenv_hpc.run.schema import EnvConfig, EvalConfig
 
@@ -28,8 +29,8 @@ class Toy(gymnasium.Env[Any, Any]):
     )
     action_space = gymnasium.spaces.Discrete(2, start=3)
 
-    def __init__(self, endless: bool = False) -> None:
-        self.endless = endless
+    def __init__(self, endless: bool = False, bad: int | None = None) -> None:
+        self.endless, self.bad = endless, bad
 
     def _look(self) -> dict[str, Any]:
         return {"here": np.array([self.seed or 0, self.steps], np.float32), "kind": np.int64(self.steps % 3)}
@@ -37,11 +38,15 @@ class Toy(gymnasium.Env[Any, Any]):
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
         self.seed, self.steps = seed, 0
+        if self.bad == 0 and length(seed or 0) > 5:
+            raise RuntimeError("no mesh for this seed")
         return self._look(), {}
 
     def step(self, action: Any) -> Any:
         assert self.action_space.contains(action)
         self.steps += 1
+        if self.steps == self.bad:
+            raise SystemExit("the solver diverged")
         over = not self.endless and self.steps >= length(self.seed or 0)
         if over:
             log.append((self.seed, self.steps))
@@ -104,6 +109,19 @@ def test_nothing_global_is_drawn_from() -> None:
     before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
     play(AlwaysSecond(sure=False), episodes=5, sampled=True)
     assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == before
+
+
+@pytest.mark.parametrize("bad", [0, 6])  # in reset, in the sixth step
+def test_a_seed_that_always_fails_is_replaced_and_too_many_failures_are_told(bad: int) -> None:
+    env = EnvConfig(id=ID, kwargs={"bad": bad}, on_error="restart", max_restarts=30)
+    first, second = (evaluate(AlwaysSecond(), env, EvalConfig(episodes=20, seed=0)) for _ in range(2))
+    assert first is not None and second is not None
+    assert (first.lengths == second.lengths).all() and first.lengths.max() <= 5
+    kept = [length(seed) <= 5 for seed in range(20)]
+    assert 0 < sum(kept) < 20 and (first.lengths[kept] == [length(seed) for seed in range(20) if kept[seed]]).all()
+    env.max_restarts = 1
+    with pytest.raises(EnvError, match=r"in an evaluation once more than env.max_restarts=1 allows: \w+: .*"):
+        evaluate(AlwaysSecond(), env, EvalConfig(episodes=20, seed=0))
 
 
 def test_it_can_be_broken_off() -> None:

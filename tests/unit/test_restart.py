@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -202,6 +203,20 @@ def test_a_failing_reset_is_done_again_with_its_own_seed() -> None:
         "planned for reset 1 of instance 0",
         "no licence for instance 2",
     ]
+
+
+def test_a_seed_whose_reset_always_fails_is_replaced() -> None:
+    class NoMesh(gym.Env):  # type: ignore[type-arg]
+        observation_space, action_space = gym.spaces.Discrete(2**40), gym.spaces.Discrete(2)
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            if seed == 9:
+                raise RuntimeError("no mesh for this seed")
+            return seed, {}
+
+    envs: Any = build_vector_env(EnvSource(NoMesh, on_error="restart"), 2)
+    seeds, _ = envs.reset(seed=9)
+    assert envs.counts == [2, 0] and seeds[0] not in (9, 10) and seeds[1] == 10
 
 
 def test_a_failing_reset_between_two_episodes_shows_only_in_the_counts() -> None:
