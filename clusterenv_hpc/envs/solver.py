@@ -41,6 +41,8 @@ from ..jobs.environment import scrubbed_environment
 
 CLOSE_S = 2.0
 LONGEST_LINE = 2**26
+LARGEST_OUTPUT = 2**30
+"""Bytes; a solver that writes more than can be meant must not take this process's memory with it."""
 
 
 class SolverError(RuntimeError):
@@ -155,6 +157,7 @@ class Solver:
         assert stdin is not None
         rest = memoryview(data)
         while rest:
+            self._demand_bounds()
             if not self._wait(end, write=True):
                 continue
             try:
@@ -214,6 +217,10 @@ class Solver:
                 watched[number].close()
         return writable
 
+    def _demand_bounds(self) -> None:
+        if len(self._out) > LARGEST_OUTPUT:
+            self._fail(f"wrote more than {LARGEST_OUTPUT} bytes that nobody had asked for, and was stopped")
+
     def _hear(self, data: bytes) -> None:
         self._said += data
         del self._said[: -self._tail]
@@ -238,16 +245,17 @@ class Solver:
         raise SolverError(f"the solver {self.name} {what}{how}{words}")
 
     def finish(self, timeout_s: float | None = None) -> bytes:
-        """Close its input, and give back all that it still writes until it ends.
+        """Close its input, and give back all that it still writes until it ends, 1 GiB at the most.
 
         Raises:
-            SolverError: it ended with another exit code than 0, or not in time.
+            SolverError: it ended with another exit code than 0, or not in time, or wrote more.
         """
         process, end = self._open(), self._deadline(timeout_s)
         assert process.stdin is not None and process.stdout is not None
         process.stdin.close()
         while process.poll() is None:
             self._wait(end, at_most_s=0.001 if process.stdout.closed else 0.05)
+            self._demand_bounds()
         self._drain()
         if process.returncode != 0:
             self._fail("failed")
@@ -315,7 +323,8 @@ def run_solver(
     """Run a solver to its end, as for one step of a program that reads a file and writes another; its output.
 
     Raises:
-        SolverError: it could not be started, ended with another exit code than 0, or not within ``timeout_s``.
+        SolverError: it could not be started, ended with another exit code than 0, or not within ``timeout_s``, or
+            wrote more than 1 GiB.
     """
     with Solver(command, cwd=cwd, env=env, srun=srun, reply_s=timeout_s, time_limit_s=timeout_s) as solver:
         if input:

@@ -241,6 +241,15 @@ def test_much_error_output_neither_blocks_nor_fills_memory(compiled: str) -> Non
     assert str(caught.value).endswith("out of licences") and len(str(caught.value).partition(":\n")[2]) <= 50
 
 
+def test_output_without_end_does_not_fill_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LARGEST_OUTPUT", 1_000_000)
+    with pytest.raises(SolverError, match="yes wrote more than 1000000 bytes"):
+        run_solver(["yes"], timeout_s=30)
+    flood = Solver(["sh", "-c", "yes & sleep 60"], reply_s=30)
+    with pytest.raises(SolverError, match="more than 1000000 bytes that nobody had asked for"):
+        flood.send(b"x" * 10_000_000)
+
+
 def test_closing_ends_it_and_its_children() -> None:
     solver = Solver([*PYTHON, "stubborn"], reply_s=30)
     child, pid = int(solver.read_line()), solver.pid
