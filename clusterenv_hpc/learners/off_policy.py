@@ -45,6 +45,8 @@ class OffPolicyLearner(LearnerBase):
             raise ValueError(f"learning_starts={config.learning_starts}: allowed: at most capacity={config.capacity}")
         self.replay = Replay(config.capacity, num_envs, config.n_step, config.gamma, prioritized)
         self.gradient_steps = 0
+        self.notice = ""
+        """What a resumed run ought to know."""
         self._due = 0.0
 
     def update(self, rollout: Rollout, progress: float) -> dict[str, float]:
@@ -101,10 +103,18 @@ class OffPolicyLearner(LearnerBase):
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where ``state_dict`` was taken; without its replay, once there is enough in a new one."""
+        """Go on where ``state_dict`` was taken; without its replay, once there is enough in a new one.
+
+        A replay of another capacity or number of environments cannot be taken over; ``notice`` says so.
+        """
         super().load_state_dict(state)
         self.gradient_steps, self._due = state["gradient_steps"], state["due"]
-        if "replay" in state:
+        self.notice = ""
+        if "replay" not in state:
+            self.notice = "the checkpoint holds no replay (algo.checkpoint_replay): it is filled anew"
+        elif not self.replay.fits(state["replay"]):
+            self.notice = f"{self.replay.misfit(state['replay'])}: it is filled anew"
+        else:
             self.replay.load_state_dict(state["replay"])
 
 

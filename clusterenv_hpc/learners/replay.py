@@ -254,14 +254,22 @@ class Replay:
                 state["priorities"] = saved(self._tree.leaves.reshape(self.num_envs, self.length))
         return state
 
+    def fits(self, state: dict[str, Any]) -> bool:
+        """Whether ``state`` is of a replay of this shape."""
+        return list(state["shape"]) == [self.num_envs, self.length]
+
+    def misfit(self, state: dict[str, Any]) -> str:
+        """How it is not."""
+        envs, length = state["shape"]
+        return (
+            f"the saved replay is of {envs} environments and capacity {envs * (length - 1)}; expected "
+            f"{self.num_envs} and {self.num_envs * (self.length - 1)}, as now configured"
+        )
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what ``state_dict`` gave.  Raises ``ValueError`` where this replay has another shape."""
-        if list(state["shape"]) != [self.num_envs, self.length]:
-            envs, length = state["shape"]
-            raise ValueError(
-                f"the saved replay is of {envs} environments and capacity {envs * (length - 1)}; expected "
-                f"{self.num_envs} and {self.num_envs * (self.length - 1)}, as now configured"
-            )
+        if not self.fits(state):
+            raise ValueError(self.misfit(state))
         self._size, self._largest = state["size"], state["largest"]
         self._head[:], self._count[:] = state["head"].numpy(), state["count"].numpy()
         self._kinds[:] = NO_STEP

@@ -76,6 +76,7 @@ def summary(
         "transport": envs.transport,
         "hosts": envs.hosts,
         "wire_since_start": {name: envs.stats.as_dict()[name] for name in ("sent", "received")},
+        "env_steps_by_rank_since_start": envs.stats.as_dict()["env_steps_by_rank"],
         "seconds_by_rank_since_start": envs.stats.as_dict()["seconds_by_rank"],
         "restarts_by_rank_since_start": envs.stats.as_dict()["restarts_by_rank"],
     }

@@ -398,6 +398,8 @@ class LearnerRun:
         """Says which checkpoint it is, and which ones it could not be."""
         for line in loaded.damaged:
             self.say(f"warning: {line}; {loaded.path.name}, the one before, is used")
+        if notice := getattr(self.learner, "notice", ""):
+            self.say(f"warning: {notice}")
         self.resumed_from = loaded.path.name
         self.saved_at = self.tally.updates
 

@@ -64,6 +64,8 @@ def test_it_trains_the_same_twice_and_is_evaluated(algo: str) -> None:
     told = json.loads(Path("one/summary.json").read_text())
     assert (told["algo"], told["env_steps"], told["exit_reason"]) == (algo, 240, "completed")
     assert told["eval_episodes"] == 2 and 0 <= told["idle_share"] <= 1
+    by_rank = told["env_steps_by_rank_since_start"]
+    assert set(by_rank) == {"1", "2"} and sum(by_rank.values()) >= 240 and min(by_rank.values()) > 0
     lines = metrics("one")
     assert lines == metrics("two")
     assert torch.equal(weights("one"), weights("two"))
@@ -86,6 +88,17 @@ def test_it_goes_on_from_a_checkpoint(algo: str) -> None:
     assert after[len(before)]["version"] > before[-1]["version"]
     if algo in REPLAYING:
         assert after[len(before)]["replay_size"] > before[-1]["replay_size"]
+
+
+@pytest.mark.parametrize("changed", ["logical_workers=3", "algo.capacity=5000"])
+def test_a_replay_of_another_shape_is_filled_anew(changed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", *words_for("dqn"), "run_dir=run"]) == 0
+    before = metrics("run")
+    assert cli.main(["train", "run_dir=run", "resume=true", "total_steps=360", "log.progress=none", changed]) == 0
+    told = capsys.readouterr()
+    assert "the saved replay is of" in told.out + told.err and "filled anew" in told.out + told.err
+    after = metrics("run")
+    assert after[-1]["env_steps"] == 360 and after[len(before)]["replay_size"] < before[-1]["replay_size"]
 
 
 RECIPES = sorted(path.stem for path in (conf_dir() / "recipe").glob("*.yaml") if path.stem.rpartition("_")[2] in OWN)
