@@ -71,8 +71,14 @@ class Replaying(Arrivals):
                 f"algo.capacity={self.capacity}: allowed: at least {least}, for {num_envs} environments and rollouts "
                 f"of algo.num_steps={self.num_steps}"
             )
-        if self.learning_starts > self.capacity:
-            return f"algo.learning_starts={self.learning_starts}: allowed: at most algo.capacity={self.capacity}"
+        for name in ("learning_starts", "batch_size"):
+            if getattr(self, name) > self.capacity:
+                return f"algo.{name}={getattr(self, name)}: allowed: at most algo.capacity={self.capacity}"
+        if self.n_step > (share := self.capacity // num_envs):
+            return (
+                f"algo.n_step={self.n_step}: allowed: at most {share}, what {num_envs} environments each have of "
+                f"algo.capacity={self.capacity}"
+            )
         return None
 
 

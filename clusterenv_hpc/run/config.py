@@ -253,11 +253,15 @@ def _import(key: str, module: str) -> Any:
     """The module; raises ConfigError, with what to install where that is known."""
     try:
         return importlib.import_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         package, extra = EXTRAS.get(module.partition(".")[0], (None, None))
         if package is not None and importlib.util.find_spec(package) is None:
             raise ConfigError(f"{key}: needs the package {package}; pip install 'clusterenv_hpc[{extra}]'") from error
-        hint = f"cannot import {module}: {_first_line(error)}; is it installed, or its folder on PYTHONPATH?"
+        hint = f"cannot import {module}: {_first_line(error)}"
+        if isinstance(error, ModuleNotFoundError):
+            hint += "; is it installed, or its folder on PYTHONPATH?"
+        elif not isinstance(error, ImportError):
+            hint = f"importing {module} ended in {type(error).__name__}: {_first_line(error)}"
         raise ConfigError(f"{key}: {hint}") from error
 
 

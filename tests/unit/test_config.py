@@ -175,6 +175,8 @@ def test_reading_the_configuration_loads_neither_torch_nor_mpi() -> None:
         (["env=custom"], ["env.id", "needed"]),
         (["env=taxi", "env.backend=vector"], ["env.backend=vector", "Taxi-v4", "sync"]),
         (["env.backend=threads"], ["env.backend=threads", "sync", "vector", "envpool"]),
+        (["algo=dqn", "algo.batch_size=1000000"], ["algo.batch_size=1000000", "at most algo.capacity="]),
+        (["algo=dqn", "algo.n_step=90000"], ["algo.n_step=90000", "at most"]),
         (["env=acrobot", "env.ranks=2", "workers=0"], ["env.ranks=2", "workers >= 1"]),
         (["env=cartpole", "env.ranks=2"], ["env.ranks=2", "env.backend=vector", "sync"]),
         (["env=acrobot", "env.ranks=2", "env.on_error=restart"], ["env.on_error=restart", "abort"]),
@@ -210,6 +212,13 @@ def test_a_missing_package_names_the_extra(
     monkeypatch.setitem(gymnasium.registry, "Other-v0", gymnasium.envs.registration.EnvSpec("Other-v0", entry_point))
     with pytest.raises(ConfigError, match=rf"Other-v0.*{package}.*clusterenv_hpc\[{extra}\]"):
         compose(["env.id=Other-v0"])
+
+
+def test_a_module_that_ends_the_program_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "leaves_at_once.py").write_text("raise SystemExit(3)")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError, match="importing leaves_at_once ended in SystemExit: 3"):
+        compose(["env.id=leaves_at_once:E-v0"])
 
 
 def test_a_wrong_key_in_a_file_is_found_too(tmp_path: Path) -> None:

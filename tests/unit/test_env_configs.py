@@ -47,6 +47,14 @@ def test_it_trains(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert cli.main(["eval", "run", "episodes=1", "max_steps=5"]) == 0, "from the stored configuration alone"
 
 
+@pytest.mark.parametrize("word", [f"{group}={name}" for group in ("sync", "policy") for name in choices(group)])
+def test_every_rule_and_every_policy_trains(word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["env=catch", *SMALL.replace("policy.hidden=[8] ", "").split(), word, "total_steps=200", "run_dir=run"]
+    assert cli.main(["train", *words]) == 0
+    assert json.loads(Path("run/summary.json").read_text())["env_steps"] == 200
+
+
 def test_the_list_is_not_empty() -> None:
     assert {"cartpole", "lunarlander", "atari", "humanoid", "catch", "custom"} <= set(choices("env"))
 
