@@ -5,7 +5,7 @@ Either way the loop is the same: take a rollout, learn from it, publish.  What d
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -29,10 +29,13 @@ class Source(Protocol):
         ...
 
 
-def rollouts_for(algo: Any, envs: Source) -> Iterator[Rollout]:
-    """Rollouts without end, each of the size of one update, as the algorithm's settings want them."""
+def rollouts_for(algo: Any, envs: Source, enough: Callable[[int], bool] = lambda steps: False) -> Iterator[Rollout]:
+    """Rollouts without end, each of the size of one update, as the algorithm's settings want them.
+
+    enough: whether so many steps will do, though an update wants more: the run is at its end, or asked to stop.
+    """
     if isinstance(algo, Arrivals):
-        return arrivals(envs, algo.num_steps, algo.rollouts_per_update)
+        return arrivals(envs, algo.num_steps, algo.rollouts_per_update, enough)
     return lockstep(envs, algo.num_steps)
 
 
@@ -53,13 +56,18 @@ def lockstep(envs: Source, num_steps: int) -> Iterator[Rollout]:
         yield envs.rollout(num_steps)
 
 
-def arrivals(envs: Source, num_steps: int, count: int) -> Iterator[Rollout]:
+def arrivals(
+    envs: Source, num_steps: int, count: int, enough: Callable[[int], bool] = lambda steps: False
+) -> Iterator[Rollout]:
     """``count`` rollouts at a time, of whichever workers came first: a slow worker is waited for by nobody."""
     waiting: list[Rollout] = []
+    steps = 0
     for rollout in envs.rollouts(num_steps):
         waiting.append(rollout)
-        if len(waiting) == count:
+        steps += rollout.env_steps
+        if len(waiting) == count or enough(steps):
             together = side_by_side(waiting)
+            steps = 0
             waiting.clear()  # so that the buffers that rollouts arrive in are free for the next ones
             del rollout
             yield together

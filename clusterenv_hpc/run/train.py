@@ -259,7 +259,11 @@ class LearnerRun:
     def updates(self, envs: Any) -> Iterator[dict[str, Any] | None]:
         """Updates without end: the record of each, None where there was nothing to learn from."""
         config, tally = self.config, self.tally
-        batches = rollouts_for(config.algo, envs)
+        batches = rollouts_for(
+            config.algo,
+            envs,
+            lambda steps: steps >= config.total_steps - tally.env_steps or self.stop.reason is not None,
+        )
         self.learner.meanwhile = envs.poll
         while True:
             began = time.perf_counter()

@@ -101,6 +101,13 @@ def test_a_replay_of_another_shape_is_filled_anew(changed: str, capsys: pytest.C
     assert after[-1]["env_steps"] == 360 and after[len(before)]["replay_size"] < before[-1]["replay_size"]
 
 
+def test_an_update_larger_than_the_run_is_not_waited_for() -> None:
+    """It would hold more and more rollouts in memory, and hear no signal."""
+    assert cli.main(["train", *words_for("vtrace", "algo.rollouts_per_update=1000000"), "run_dir=run"]) == 0
+    (only,) = metrics("run")
+    assert only["env_steps"] == 240
+
+
 RECIPES = sorted(path.stem for path in (conf_dir() / "recipe").glob("*.yaml") if path.stem.rpartition("_")[2] in OWN)
 MUJOCO = ("halfcheetah", "hopper", "walker2d", "humanoid", "reacher")
 
