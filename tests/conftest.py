@@ -285,13 +285,13 @@ def openmpi_environ() -> dict[str, str]:
 
 @pytest.fixture
 def mpiexec(tmp_path: Path) -> Callable[..., Ran]:
-    """``mpiexec(n, script, *args, mpi="mpich", timeout=60, env=None)`` runs real MPI ranks, and gives their ``Ran``.
+    """``mpiexec(n, script, *args, mpi="mpich", timeout=110, env=None)`` runs real MPI ranks, and gives their ``Ran``.
 
     ``script``: the path of a Python script, its source (of more than one line), or an argv after ``python``.
     """
 
     def run(
-        n: int, script: str | Path | Sequence[str], *args: str, mpi: str = "mpich", timeout: float = 60.0,
+        n: int, script: str | Path | Sequence[str], *args: str, mpi: str = "mpich", timeout: float = 110.0,
         env: Mapping[str, str] | None = None,
     ) -> Ran:  # fmt: skip
         if isinstance(script, str) and "\n" in script:

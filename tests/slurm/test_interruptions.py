@@ -93,9 +93,10 @@ def test_with_requeue_off_the_exit_code_says_that_it_was_stopped(cluster, limite
     assert "requeue is off" in run.log and run.summary["exit_reason"] == "SIGUSR2"
 
 
+@pytest.mark.timeout(420)
 def test_a_time_limit_loses_nothing(cluster, limited):
-    """Nine thousand steps at two hundred a second, a minute at a time."""
-    run = cluster.completed(limited, 200)
+    """Nine thousand steps at two hundred a second, a minute at a time: many minutes where starting takes most of each."""
+    run = cluster.completed(limited, 400)
     assert slurm.look(run.job).restarts >= 1
     check_whole(run, 9000)
     assert run.log.count("is back in the queue") == slurm.look(run.job).restarts

@@ -51,7 +51,7 @@ class Workshop:
     def make(self, *words: str, **environ: str) -> tuple[int, list[str], str]:
         """Exit code, what the Python was asked for, and the output."""
         self.log.write_text("")
-        without = ("MAKE", "MFLAGS", "VENV", "CI")
+        without = ("MAKE", "MFLAGS", "VENV", "CI", "ARGS", "PIP_ARGS")
         inherited = {name: text for name, text in os.environ.items() if not name.startswith(without)}
         done = subprocess.run(
             ["make", *words, "PYTHON=./python"], cwd=self.folder, env={**inherited, "LOG": str(self.log), **environ},
