@@ -95,7 +95,7 @@ def test_with_requeue_off_the_exit_code_says_that_it_was_stopped(cluster, limite
 
 @pytest.mark.timeout(420)
 def test_a_time_limit_loses_nothing(cluster, limited):
-    """Nine thousand steps at two hundred a second, a minute at a time: many minutes where starting takes most of each."""
+    """Nine thousand steps at two hundred a second, a minute at a time; under load a start takes most of one."""
     run = cluster.completed(limited, 400)
     assert slurm.look(run.job).restarts >= 1
     check_whole(run, 9000)
