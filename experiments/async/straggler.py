@@ -29,14 +29,15 @@ def lockstep(envs: ce.ClusterEnv) -> Iterator[ce.Rollout]:
 
 
 def speed(envs: ce.ClusterEnv, kind: str) -> float:
-    """Environment steps per second."""
-    steps, began = 0, time.monotonic()
+    """Environment steps per second; without the end of the stream, for which a slow worker finishes its rollout."""
+    steps, spent, began = 0, 0.0, time.monotonic()
     for rollout in lockstep(envs) if kind == "lockstep" else envs.rollouts(NUM_STEPS):
         steps += rollout.env_steps
-        envs.publish()
-        if time.monotonic() - began > SECONDS:
+        spent = time.monotonic() - began
+        if spent > SECONDS:
             break
-    return steps / (time.monotonic() - began)
+        envs.publish()
+    return steps / spent
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 
 Each case trains PPO on CartPole with two workers and a checkpoint every second, does something to it halfway, starts
 it again with ``resume=true``, and compares what the metrics said before with where it went on.  The full disk is a
-tmpfs of half a megabyte, and needs root; the slow file system is an fsync that takes half a second.
+tmpfs of two megabytes, and needs root; the slow file system is an fsync that takes half a second.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def place(case: Case) -> Iterator[Path]:
         if case.disk != "full":
             yield Path(folder)
             return
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", folder], check=True)
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", folder], check=True)
         try:
             yield Path(folder)
         finally:
