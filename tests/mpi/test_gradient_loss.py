@@ -80,7 +80,7 @@ def test_malenia_says_who_is_missing(survive: Any, tmp_path: Path) -> None:
 
 
 def test_an_mpi_that_does_not_survive_ends_the_job_and_says_who_died(tmp_path: Path) -> None:
-    command = [sys.executable, *words("rennala_nigt", "dies_at:40", "total_steps=1000000", "checkpoint.every_s=0")]
+    command = [sys.executable, *words("rennala_nigt", "dies_at:400", "total_steps=1000000", "checkpoint.every_s=0")]
     ran = run_marked(command, {**os.environ, "PYTHONPATH": str(TESTS)}, 60, tmp_path)
     assert ran.returncode != 0 and ran.seconds < 40
     assert "clusterenv-hpc: rank 3 (worker) on " in ran.stderr and "was killed by signal 9" in ran.stderr
