@@ -20,6 +20,9 @@ from .messages import Buffer
 
 ANY_PEER = -1
 
+LAST_WORDS_S = 0.5
+"""How long a launcher has to pass on what a rank has said before that rank aborts the job, in seconds."""
+
 
 class ClusterError(RuntimeError):
     """Something went wrong on a rank; the message names rank, host and cause."""

@@ -15,16 +15,24 @@ from typing import Any
 
 import mpi4py
 
-from .channel import ANY_PEER, Arriving, Backoff, Channel, ClusterError, Deadline, Handle, HandshakeError, Port
+from .channel import (
+    ANY_PEER,
+    LAST_WORDS_S,
+    Arriving,
+    Backoff,
+    Channel,
+    ClusterError,
+    Deadline,
+    Handle,
+    HandshakeError,
+    Port,
+)
 from .messages import Buffer
 from .start import starting
 
 mpi4py.rc.threads = False  # one thread per rank speaks MPI; full thread support would cost a lock per call
 with starting():
     from mpi4py import MPI
-
-SPOKEN_S = 0.3
-"""How long before an abort a launcher has to pass on what this rank has said last, in seconds."""
 
 
 class MpiPort:
@@ -200,7 +208,7 @@ class MpiChannel(Channel):
     def abort(self, code: int) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
-        time.sleep(SPOKEN_S)
+        time.sleep(LAST_WORDS_S)
         self._world.Abort(code)
         os._exit(code)  # some return from Abort, and end only when the launcher has heard of it
 

@@ -7,14 +7,13 @@ import time
 import traceback
 from typing import Any
 
+from clusterenv_hpc.comm.channel import LAST_WORDS_S
+
 OUT_OF_MEMORY = ("MemoryError: ", "DefaultCPUAllocator: ", "CUDA out of memory")
 """What NumPy on another rank, and torch, say when they get none."""
 
 HUNGRY = ("algo.num_steps", "algo.capacity", "algo.minibatch_size", "policy.hidden")
 """Keys that memory use grows with."""
-
-LAST_WORDS_S = 0.5
-"""How long a launcher has to pass on what a rank has said before that rank aborts the job."""
 
 
 def describe(error: BaseException) -> str:

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from clusterenv_hpc import cli
+from clusterenv_hpc.comm.channel import LAST_WORDS_S
 from clusterenv_hpc.run.config import GROUPS, ConfigError, choices, quoted
-from clusterenv_hpc.run.errors import LAST_WORDS_S
 from clusterenv_hpc.run.start import give_up, usage
 
 
