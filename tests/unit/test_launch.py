@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from clusterenv_hpc.comm.channel import LAST_WORDS_S
 from clusterenv_hpc.jobs.environment import in_mpi_world
 from clusterenv_hpc.run import mpi_launcher
 from clusterenv_hpc.run.banners import Banners
@@ -211,13 +212,15 @@ def test_a_learner_that_is_killed_after_its_workers_went_home_is_named_itself() 
 
 
 def test_a_rank_that_tells_its_error_itself_is_not_repeated(launch: Callable[..., Launch]) -> None:
+    """With the pause that our channel makes as well: without it the launcher may lose what was written last."""
     body = """
         comm.Barrier()
         if rank == 1:
             os.write(2, b"clusterenv-hpc: rank 1 on here: the environment raised\\n")
+            time.sleep(LAST_WORDS_S)
             comm.Abort(4)
         sleep()
-        """
+        """.replace("LAST_WORDS_S", str(LAST_WORDS_S))
     code, _, err = launch(body).end()
     assert code == 4
     assert err.strip() == "clusterenv-hpc: rank 1 on here: the environment raised"
