@@ -52,7 +52,9 @@ class Replaying(Arrivals):
     capacity: int = key(100_000, "transitions that the replay holds, over all environments", ge=1)
     learning_starts: int = key(1_000, "transitions in the replay before learning begins", ge=1)
     batch_size: int = key(256, "transitions in a gradient step", ge=1)
-    samples_per_step: float = key(4.0, "how often each environment step is replayed: fixes the gradient steps", gt=0)
+    samples_per_step: float = key(
+        4.0, "how often each environment step is replayed: fixes the gradient steps", gt=0, le=100_000
+    )
     n_step: int = key(1, "rewards that are summed before the bootstrap", ge=1)
     learning_rate: float = key(1e-3, "Adam's step size at the start", gt=0)
     lr_schedule: str = key("constant", "falling to 0 at total_steps, or not at all", choices=("linear", "constant"))

@@ -100,11 +100,14 @@ class DeterministicActor(_Actor):
     def forward(self, observations: Tree) -> Tensor:
         """Distribution parameters ``[..., 2 D]``, in the environment's own units."""
         mean = torch.addcmul(self.middle, self.half_range, self.action(observations))
-        return torch.cat((mean, (self.exploration * self.half_range).log().expand_as(mean)), -1)
+        # A dimension of no width has no noise; the logarithm of 0 would make its log-probabilities NaN.
+        deviation = (self.exploration * self.half_range).clamp(min=math.exp(-DiagonalGaussian.LOG_STD_LIMIT))
+        return torch.cat((mean, deviation.log().expand_as(mean)), -1)
 
     def normalized(self, actions: Tensor) -> Tensor:
         """Actions as stored, ``[N, *action_shape]``, as what the environment does with them in [-1, 1], ``[N, D]``."""
-        return ((actions.flatten(1).float() - self.middle) / self.half_range).clamp(-1.0, 1.0)
+        width = self.half_range.where(self.half_range > 0, 1.0)
+        return ((actions.flatten(1).float() - self.middle) / width).clamp(-1.0, 1.0)
 
 
 class TwinCritic(nn.Module):

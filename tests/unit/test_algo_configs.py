@@ -108,6 +108,11 @@ def test_an_update_larger_than_the_run_is_not_waited_for() -> None:
     assert only["env_steps"] == 240
 
 
+def test_a_run_that_ends_before_learning_begins_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", *words_for("dqn", "algo.learning_starts=1000"), "run_dir=run"]) == 0
+    assert "algo.learning_starts=1000 is above total_steps=240: no learning" in capsys.readouterr().err
+
+
 RECIPES = sorted(path.stem for path in (conf_dir() / "recipe").glob("*.yaml") if path.stem.rpartition("_")[2] in OWN)
 MUJOCO = ("halfcheetah", "hopper", "walker2d", "humanoid", "reacher")
 
@@ -160,6 +165,7 @@ def test_actions_that_an_algorithm_cannot_take_are_named(words: str, part: str) 
         ),
         ("algo=vtrace algo.rollouts_per_update=0", "algo.rollouts_per_update=0: allowed: an integer >= 1"),
         ("algo=vtrace algo.clip=0.2", "algo.clip=0.2: no such key"),
+        ("algo=dqn algo.samples_per_step=1e9", "algo.samples_per_step=1000000000.0: allowed: a finite number > 0"),
         ("algo=sac algo.tau=0", "algo.tau=0.0: allowed: a finite number > 0"),
         ("algo=vtrac", "algo=vtrac: no such choice; did you mean vtrace?"),
     ],

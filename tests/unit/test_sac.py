@@ -169,6 +169,21 @@ def test_a_known_best_action_is_found(kind):
     assert learner.actor.normalized(best).item() == pytest.approx(0.5, abs=0.15)
 
 
+@pytest.mark.parametrize("kind", [SAC, TD3])
+def test_a_dimension_without_width_harms_nobody(kind):
+    """Some environments fix an action by giving it equal bounds."""
+    low, high = np.array([-1.0, 0.5], np.float32), np.array([1.0, 0.5], np.float32)
+    learner = make(kind, spaces.Box(low, high))
+    sample = make_sample()
+    params = learner.policy(sample.observations)
+    assert params.isfinite().all() and learner.distribution.proper(params).all()
+    assert learner.actor.normalized(sample.actions).isfinite().all()
+    learner.start(0.0)
+    for _ in range(4):
+        assert learner.learn(sample, 0.0).isfinite().all()
+        learner.gradient_steps += 1
+
+
 @pytest.fixture(scope="module", params=[SAC, TD3])
 def collected(request):
     torch.manual_seed(1)
