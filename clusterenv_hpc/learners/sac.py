@@ -11,18 +11,16 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from ..algorithms import SACConfig
-from ..policies.continuous import GaussianActor, TwinCritic
-from ..policies.protocol import PolicyError
-from .off_policy import OffPolicyLearner, follow, frozen_copy
-from .optimizer import FlatAdam
+from ..policies.continuous import GaussianActor
+from .continuous import ContinuousLearner
+from .off_policy import follow
 from .replay import Sample
 
 
-class SAC(OffPolicyLearner):
+class SAC(ContinuousLearner):
     """Trains ``policy``, a :class:`GaussianActor`, in place; the critics stay here.
 
-    Critics see actions as they are within their bounds, scaled to [-1, 1].  ``target_entropy`` is that of such
-    actions, so it means the same whatever the environment's units.
+    ``target_entropy`` is that of actions scaled to [-1, 1], so it means the same whatever the environment's units.
     """
 
     METRICS: ClassVar[tuple[str, ...]] = (
@@ -33,6 +31,7 @@ class SAC(OffPolicyLearner):
         "value_mean",
         "grad_norm",
     )
+    ACTOR: ClassVar[type[GaussianActor]] = GaussianActor
 
     def __init__(
         self,
@@ -44,15 +43,9 @@ class SAC(OffPolicyLearner):
         device: torch.device | str | None = None,
         seed: int = 0,
     ) -> None:
-        super().__init__(policy, config, action_space, num_envs, device, seed)
-        if not isinstance(policy, GaussianActor):
-            raise PolicyError(f"SAC needs a policy of its own kind, GaussianActor; got {type(policy).__name__}")
+        super().__init__(policy, config, observation_space, action_space, num_envs, device, seed)
+        assert isinstance(policy, GaussianActor)
         self.config, self.actor = config, policy
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            critic = TwinCritic(observation_space, policy.size, (config.critic_hidden,) * 2)
-        self.critic = critic.to(self.device)
-        self._target = frozen_copy(self.critic)
         wanted = -policy.size if config.target_entropy is None else config.target_entropy
         # log_prob is that of actions in the environment's units: wider units, more entropy.
         assert isinstance(action_space, gymnasium.spaces.Box)
@@ -61,16 +54,11 @@ class SAC(OffPolicyLearner):
         self._target_entropy = float(wanted)
         start = torch.tensor([float(np.log(config.temperature))], device=self.device)
         self._log_temperature = nn.Parameter(start)
-        optimizer = (config.adam_eps, config.max_grad_norm)
-        self._critic_optimizer = FlatAdam(self.critic.parameters(), config.learning_rate, *optimizer)
-        self._actor_optimizer = FlatAdam(policy.parameters(), config.actor_learning_rate, *optimizer)
-        self._temperature_optimizer = FlatAdam([self._log_temperature], config.actor_learning_rate, *optimizer)
+        self._temperature_optimizer = self.adam([self._log_temperature], config.actor_learning_rate)
 
     def start(self, progress: float) -> None:
-        self._critic_optimizer.start(self.rate(progress))
-        actor_rate = self.rate(progress, self.config.actor_learning_rate)
-        self._actor_optimizer.start(actor_rate)
-        self._temperature_optimizer.start(actor_rate)
+        super().start(progress)
+        self._temperature_optimizer.start(self.rate(progress, self.config.actor_learning_rate))
 
     def learn(self, sample: Sample, progress: float) -> Tensor:
         temperature = self._log_temperature.detach().exp()
@@ -86,7 +74,7 @@ class SAC(OffPolicyLearner):
         if self.config.adapt_temperature:
             # Less entropy than wanted: this grows the temperature, and with it the reward for entropy.
             self._temperature_optimizer.step((self._log_temperature * (entropy - self._target_entropy)).sum())
-        follow(self._target, self.critic, self.config.tau)
+        follow(self._target_critic, self.critic, self.config.tau)
         told = (critic_loss, actor_loss, entropy, temperature.squeeze(0), values.mean(), norm)
         return torch.stack([value.detach() for value in told])
 
@@ -94,7 +82,7 @@ class SAC(OffPolicyLearner):
     def targets(self, sample: Sample, temperature: Tensor) -> Tensor:
         """``[B]``: rewards and the soft value of the state after them.  Entropy between is not counted for n > 1."""
         actions, log_prob = self._act(sample.next_observations)
-        following = self._target(sample.next_observations, self.actor.normalized(actions)).min(0).values
+        following = self._target_critic(sample.next_observations, self.actor.normalized(actions)).min(0).values
         return self.config.reward_scale * sample.rewards + sample.discounts * (following - temperature * log_prob)
 
     def _act(self, observations: Any) -> tuple[Tensor, Tensor]:
@@ -103,25 +91,13 @@ class SAC(OffPolicyLearner):
         actions = self.distribution.sample(params, self.noise((len(params),)))
         return actions, self.distribution.log_prob(params, actions) + self._units
 
+    def stateful(self) -> dict[str, Any]:
+        return {**super().stateful(), "temperature_optimizer": self._temperature_optimizer}
+
     def state_dict(self) -> dict[str, Any]:
-        """As of the base, with critics, temperature and optimizers."""
-        own = {
-            "critic": {name: tensor.clone() for name, tensor in self.critic.state_dict().items()},
-            "target": {name: tensor.clone() for name, tensor in self._target.state_dict().items()},
-            "log_temperature": self._log_temperature.detach().clone(),
-            "critic_optimizer": self._critic_optimizer.state_dict(),
-            "actor_optimizer": self._actor_optimizer.state_dict(),
-            "temperature_optimizer": self._temperature_optimizer.state_dict(),
-        }
-        return {**super().state_dict(), **own}
+        return {**super().state_dict(), "log_temperature": self._log_temperature.detach().clone()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where ``state_dict`` was taken."""
         super().load_state_dict(state)
-        self.critic.load_state_dict(state["critic"])
-        self._target.load_state_dict(state["target"])
         with torch.no_grad():
             self._log_temperature.copy_(state["log_temperature"])
-        self._critic_optimizer.load_state_dict(state["critic_optimizer"])
-        self._actor_optimizer.load_state_dict(state["actor_optimizer"])
-        self._temperature_optimizer.load_state_dict(state["temperature_optimizer"])

@@ -10,17 +10,17 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from ..algorithms import TD3Config
-from ..policies.continuous import DeterministicActor, TwinCritic
-from ..policies.protocol import PolicyError
-from .off_policy import OffPolicyLearner, follow, frozen_copy
-from .optimizer import FlatAdam
+from ..policies.continuous import DeterministicActor
+from .continuous import ContinuousLearner
+from .off_policy import follow, frozen_copy
 from .replay import Sample
 
 
-class TD3(OffPolicyLearner):
+class TD3(ContinuousLearner):
     """Trains ``policy``, a :class:`DeterministicActor`, in place; the critics stay here."""
 
     METRICS: ClassVar[tuple[str, ...]] = ("critic_loss", "actor_loss", "value_mean", "grad_norm")
+    ACTOR: ClassVar[type[DeterministicActor]] = DeterministicActor
 
     def __init__(
         self,
@@ -32,23 +32,11 @@ class TD3(OffPolicyLearner):
         device: torch.device | str | None = None,
         seed: int = 0,
     ) -> None:
-        super().__init__(policy, config, action_space, num_envs, device, seed)
-        if not isinstance(policy, DeterministicActor):
-            raise PolicyError(f"TD3 needs a policy of its own kind, DeterministicActor; got {type(policy).__name__}")
+        super().__init__(policy, config, observation_space, action_space, num_envs, device, seed)
+        assert isinstance(policy, DeterministicActor)
         self.config, self.actor = config, policy
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            critic = TwinCritic(observation_space, policy.size, (config.critic_hidden,) * 2)
-        self.critic = critic.to(self.device)
-        self._target_critic, self._target_actor = frozen_copy(self.critic), frozen_copy(policy)
+        self._target_actor = frozen_copy(policy)
         self._actor_loss = torch.zeros((), device=self.device)  # of its latest step: not every step is one
-        optimizer = (config.adam_eps, config.max_grad_norm)
-        self._critic_optimizer = FlatAdam(self.critic.parameters(), config.learning_rate, *optimizer)
-        self._actor_optimizer = FlatAdam(policy.parameters(), config.actor_learning_rate, *optimizer)
-
-    def start(self, progress: float) -> None:
-        self._critic_optimizer.start(self.rate(progress))
-        self._actor_optimizer.start(self.rate(progress, self.config.actor_learning_rate))
 
     def learn(self, sample: Sample, progress: float) -> Tensor:
         targets = self.targets(sample)
@@ -74,25 +62,12 @@ class TD3(OffPolicyLearner):
         following = self._target_critic(sample.next_observations, actions).min(0).values
         return config.reward_scale * sample.rewards + sample.discounts * following
 
+    def stateful(self) -> dict[str, Any]:
+        return {**super().stateful(), "target_actor": self._target_actor}
+
     def state_dict(self) -> dict[str, Any]:
-        """As of the base, with critics, target networks and optimizers."""
-        modules = {"critic": self.critic, "target_critic": self._target_critic, "target_actor": self._target_actor}
-        own = {
-            name: {key: tensor.clone() for key, tensor in module.state_dict().items()}
-            for name, module in modules.items()
-        }
-        optimizers = {
-            "critic_optimizer": self._critic_optimizer.state_dict(),
-            "actor_optimizer": self._actor_optimizer.state_dict(),
-        }
-        return {**super().state_dict(), **own, **optimizers, "actor_loss": self._actor_loss.clone()}
+        return {**super().state_dict(), "actor_loss": self._actor_loss.clone()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where ``state_dict`` was taken."""
         super().load_state_dict(state)
-        self.critic.load_state_dict(state["critic"])
-        self._target_critic.load_state_dict(state["target_critic"])
-        self._target_actor.load_state_dict(state["target_actor"])
         self._actor_loss = state["actor_loss"].to(self.device)
-        self._critic_optimizer.load_state_dict(state["critic_optimizer"])
-        self._actor_optimizer.load_state_dict(state["actor_optimizer"])

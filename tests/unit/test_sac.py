@@ -97,7 +97,7 @@ def test_soft_targets_by_the_formula():
         # The density of tanh of a Gaussian, in units of [-1, 1].
         gaussian = torch.distributions.Normal(mean, log_std.exp()).log_prob(drawn)
         log_prob = (gaussian - torch.log(1 - drawn.tanh().square())).sum(-1)
-        values = learner._target(sample.next_observations, drawn.tanh()).min(0).values
+        values = learner._target_critic(sample.next_observations, drawn.tanh()).min(0).values
     want = 2.0 * sample.rewards + sample.discounts * (values - 0.3 * log_prob)
     torch.testing.assert_close(targets, want, rtol=1e-4, atol=1e-4)
 
