@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from reporting import panels, save, tell
 from statistics_of_seeds import bootstrap_interval, interquartile_mean
 
 HERE = Path(__file__).resolve().parent
@@ -70,14 +71,9 @@ def stored() -> dict[tuple[str, str], dict[str, Any]]:
 
 def draw(path: Path = HERE / "aps.png") -> Path:
     """Greedy return against bytes of weights and probes, a point for each seed and a mark for the mean."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     rows = stored()
     cases = list(dict.fromkeys(case for case, _ in rows))
-    figure, axes = pyplot.subplots(1, len(cases), figsize=(4.5 * len(cases), 3.6), squeeze=False)
+    figure, axes = panels(1, len(cases), (4.5 * len(cases), 3.6))
     for axis, case in zip(axes[0], cases, strict=True):
         for (other, rule), told in rows.items():
             if other != case:
@@ -95,18 +91,8 @@ def draw(path: Path = HERE / "aps.png") -> Path:
         axis.set_ylabel("greedy return")
         axis.set_title(case)
         axis.legend()
-    figure.tight_layout()
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
-    return path
-
-
-def main() -> int:
-    """Print the table, write the figure."""
-    print(table(stored()))
-    print(draw())
-    return 0
+    return save(figure, path)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    tell(tables(), draw())

@@ -7,6 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from reporting import panels, save, tell
+
 HERE = Path(__file__).resolve().parent
 
 WANTED = {
@@ -89,14 +92,9 @@ def tables() -> dict[str, str]:
 
 def draw(path: Path = HERE / "async.png") -> Path:
     """Greedy return against weight messages, a point for each seed."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     found, cases = results(), list(shares())
     envs = list(dict.fromkeys(case.split("_")[0] for case in cases))
-    figure, axes = pyplot.subplots(1, max(1, len(envs)), figsize=(4.5 * max(1, len(envs)), 3.6), squeeze=False)
+    figure, axes = panels(1, max(1, len(envs)), (4.5 * max(1, len(envs)), 3.6))
     for axis, env in zip(axes[0], envs, strict=False):
         for number, case in enumerate(case for case in cases if case.startswith(env)):
             for rule, marker in (("always", "x"), ("aps", "o")):
@@ -110,19 +108,8 @@ def draw(path: Path = HERE / "async.png") -> Path:
         axis.set_ylabel("greedy return")
         axis.set_title(env)
         axis.legend(fontsize="small")
-    figure.tight_layout()
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
-    return path
-
-
-def main() -> int:
-    """Print the tables, write the figure."""
-    for text in tables().values():
-        print(text, end="\n\n")
-    print(draw())
-    return 0
+    return save(figure, path)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    tell(tables(), draw())

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from reporting import panels, save, tell
 from statistics_of_seeds import bootstrap_interval, interquartile_mean
 
 HERE = Path(__file__).resolve().parent
@@ -106,13 +107,8 @@ def tables() -> dict[str, str]:
 
 def draw(path: Path = HERE / "deltas.png") -> Path:
     """Return and share of the messages against delta, a column for each case; always and never as lines."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     found = stored()
-    figure, axes = pyplot.subplots(2, len(found), figsize=(3.2 * len(found), 5.2), sharex=True, squeeze=False)
+    figure, axes = panels(2, len(found), (3.2 * len(found), 5.2), sharex=True)
     for (upper, lower), (case, rows) in zip(axes.T, found.items(), strict=True):
         swept = [(delta, told) for rule, told in rows.items() if (delta := delta_of(rule)) is not None]
         deltas, greedy = [delta for delta, _ in swept], [told["greedy"] for _, told in swept]
@@ -129,13 +125,8 @@ def draw(path: Path = HERE / "deltas.png") -> Path:
     axes[0, 0].set_ylabel("greedy return")
     axes[1, 0].set_ylabel("weight messages, % of always")
     axes[0, 0].legend()
-    figure.tight_layout()
-    figure.savefig(path, dpi=130)
-    pyplot.close(figure)
-    return path
+    return save(figure, path)
 
 
 if __name__ == "__main__":
-    for name, text in tables().items():
-        print(f"{name}\n{text}\n")
-    print(draw())
+    tell(tables(), draw())

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from reporting import panels, save, tell
 
 HERE = Path(__file__).resolve().parent
 
@@ -41,26 +45,16 @@ def tables() -> dict[str, str]:
 
 def draw(path: Path = HERE / "faults.png") -> Path:
     """Seconds until the run has caught up with what it had, and what part of that the restart is."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     told = {name: one for name, one in stored().items() if "steps_before" in one}
-    figure, axis = pyplot.subplots(figsize=(8, 3.2))
+    figure, ((axis,),) = panels(1, 1, (8, 3.2))
     ends = [one["ended_s"] for one in told.values()]
     axis.barh(list(told), ends, label="until every process is gone")
     axis.barh(list(told), [one["caught_up_s"] for one in told.values()], left=ends, label="start again and catch up")
     axis.set_xlabel("seconds")
     axis.invert_yaxis()
     axis.legend()
-    figure.tight_layout()
-    figure.savefig(path, dpi=130)
-    pyplot.close(figure)
-    return path
+    return save(figure, path)
 
 
 if __name__ == "__main__":
-    for name, text in tables().items():
-        print(f"{name}\n{text}\n")
-    print(draw())
+    tell(tables(), draw())

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from reporting import panels, save
 from statistics_of_seeds import interquartile_mean
 
 HERE = Path(__file__).resolve().parent
@@ -56,15 +57,11 @@ def real_times(cases: dict[str, dict[str, list[dict[str, Any]]]]) -> str:
 def draw(path: Path = HERE / "real.png") -> Path | None:
     """Bars: the time that as many gradients took, by scenario and method; None where no run is stored."""
     import numpy as np
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
 
     cases = grouped(HERE / "real" / "results.json")
     if not cases:
         return None
-    figure = Figure(figsize=(8, 4), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
+    figure, ((axes,),) = panels(1, 1, (8, 4))
     width = 0.8 / len(METHODS)
     for number, method in enumerate(METHODS):
         heights = [
@@ -76,8 +73,7 @@ def draw(path: Path = HERE / "real.png") -> Path | None:
     axes.set_ylabel("seconds for the same number of gradients")
     axes.legend(fontsize="small")
     axes.grid(alpha=0.3, axis="y")
-    figure.savefig(path, dpi=110)
-    return path
+    return save(figure, path)
 
 
 def main() -> int:

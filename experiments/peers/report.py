@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import statistics
+import sys
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from reporting import panels, save, tell
 
 HERE = Path(__file__).resolve().parent
 ENVS = ("cartpole", "lunarlander")
@@ -96,28 +100,18 @@ def solved(told: list[dict[str, Any]]) -> str:
 
 def draw(path: Path = HERE / "peers.png") -> Path:
     """Steps per second of collection and of training."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     found = grouped()
-    figure, axes = pyplot.subplots(1, 2, figsize=(12, 4.2))
-    for axis, what in zip(axes, ("collect", "train"), strict=True):
+    figure, axes = panels(1, 2, (12, 4.2))
+    for axis, what in zip(axes[0], ("collect", "train"), strict=True):
         names = systems(what)[::-1]
         for offset, env in enumerate(ENVS):
             rates = [median(found.get((what, env, name), []), "steps_per_s") or float("nan") for name in names]
             axis.barh([i + 0.38 * (0.5 - offset) for i in range(len(names))], rates, height=0.36, label=env)
         axis.set_yticks(range(len(names)), names)
         axis.set(xscale="log", xlabel="steps/s", title={"collect": "collection", "train": "training"}[what])
-    axes[0].legend()
-    figure.tight_layout()
-    figure.savefig(path, dpi=130)
-    pyplot.close(figure)
-    return path
+    axes[0, 0].legend()
+    return save(figure, path)
 
 
 if __name__ == "__main__":
-    for name, text in tables().items():
-        print(f"{name}\n{text}\n")
-    print(draw())
+    tell(tables(), draw())

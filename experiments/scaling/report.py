@@ -10,11 +10,15 @@ learner's own, whatever the wire.
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from reporting import panels, save, tell
 
 HERE = Path(__file__).resolve().parent
 MODELLED = (16, 64, 256, 1024, 4096)
@@ -152,14 +156,9 @@ def ratio_of(results: dict[str, Any], env: str) -> str:
 
 def draw(path: Path = HERE / "scaling.png") -> Path:
     """Ratio against workers, cost against message size, and the model."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     results = stored()
     cost, by_env = fitted(results), loads(results)
-    figure, (left, middle, right) = pyplot.subplots(1, 3, figsize=(13, 3.8))
+    figure, ((left, middle, right),) = panels(1, 3, (13, 3.8))
     measured = starting(results, "workers")
     for env in ("cartpole", "lunarlander"):
         counts = [int(count) for count in measured]
@@ -180,13 +179,8 @@ def draw(path: Path = HERE / "scaling.png") -> Path:
         right.plot(counts, np.minimum(counts, load.served) * load.steps_per_s, label=env)
     right.set(xscale="log", yscale="log", xlabel="workers, each on a core of its own", ylabel="steps/s, model")
     right.legend()
-    figure.tight_layout()
-    figure.savefig(path, dpi=130)
-    pyplot.close(figure)
-    return path
+    return save(figure, path)
 
 
 if __name__ == "__main__":
-    for name, text in tables().items():
-        print(f"{name}\n{text}\n")
-    print(draw())
+    tell(tables(), draw())

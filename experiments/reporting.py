@@ -1,0 +1,32 @@
+"""What every ``report.py`` does alike: panels to draw on, a figure stored, tables told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+Figure = Any
+"""matplotlib's; typed loosely, so that nothing but drawing needs it."""
+
+
+def panels(rows: int, columns: int, size: tuple[float, float], **options: Any) -> tuple[Figure, Any]:
+    """A figure of ``size`` inches and its axes ``[rows, columns]``, without a window or any state of pyplot's."""
+    from matplotlib.figure import Figure as NewFigure
+
+    figure = NewFigure(figsize=size, layout="tight")
+    return figure, figure.subplots(rows, columns, squeeze=False, **options)
+
+
+def save(figure: Figure, path: Path) -> Path:
+    """Write ``figure``; returns where."""
+    figure.savefig(path, dpi=130)
+    return path
+
+
+def tell(tables: Mapping[str, str], drawn: Path | None) -> None:
+    """Print the tables by name, and where the figure is."""
+    for name, text in tables.items():
+        print(f"{name}\n{text}\n")
+    if drawn is not None:
+        print(drawn)
