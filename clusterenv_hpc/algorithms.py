@@ -28,8 +28,8 @@ class VTraceConfig(Arrivals):
     """Actor-critic with V-trace (IMPALA): one pass over each batch, lag corrected by importance weights."""
 
     name: str = key("vtrace", "which learner", choices=("vtrace",))
-    epochs: int = key(1, "passes over each batch; the correction is computed anew at every step", ge=1)
-    minibatch_size: int = key(512, "about how many steps go into a gradient step; whole rollouts of environments", ge=1)
+    epochs: int = key(1, "passes over each batch; the correction is computed anew for each", ge=1)
+    minibatch_size: int = key(512, "about how many shuffled steps go into a gradient step", ge=1)
     learning_rate: float = key(1e-3, "Adam's step size at the start", gt=0)
     lr_schedule: str = key("linear", "falling to 0 at total_steps, or not at all", choices=("linear", "constant"))
     adam_eps: float = key(1e-5, "Adam's epsilon", gt=0)

@@ -195,7 +195,7 @@ def weights(policy):
 
 @pytest.mark.parametrize("action_space", [FOUR, spaces.Box(-1, 1, (2,))])
 def test_a_gradient_step_follows_the_written_loss(action_space):
-    """The learner's step against the same objective put together here, column by column, from the definition."""
+    """The learner's step against the same objective put together here from the definition."""
     config = VTraceConfig(
         learning_rate=0.05, lr_schedule="constant", minibatch_size=1000, gamma=0.9, rho_bar=1.5, c_bar=0.8,
         entropy_coef=0.03, value_coef=0.7, max_grad_norm=None, reward_scale=0.5, scale_advantages=False,
@@ -250,15 +250,17 @@ def test_what_invalid_steps_hold_teaches_nothing():
     assert torch.equal(*results)
 
 
-def test_minibatches_are_whole_columns_and_every_step_is_used_once_an_epoch(monkeypatch):
+def test_every_valid_step_is_used_once_an_epoch_and_judged_anew(monkeypatch):
     rollout = make_rollout(make_policy(), steps=10, envs=8)
     learner = VTrace(make_policy(), VTraceConfig(minibatch_size=20, epochs=3), FOUR)
-    seen = []
+    seen, judgements = [], []
     step = learner._step
 
-    def spy(rollout, columns):
-        seen.append(columns.tolist())
-        return step(rollout, columns)
+    def spy(steps, judged, part):
+        seen.append(part.tolist())
+        if not judgements or judgements[-1] is not judged:
+            judgements.append(judged)
+        return step(steps, judged, part)
 
     monkeypatch.setattr(learner, "_step", spy)
     called = []
@@ -267,9 +269,10 @@ def test_minibatches_are_whole_columns_and_every_step_is_used_once_an_epoch(monk
     per_epoch = len(seen) // 3
     assert per_epoch == round(rollout.env_steps / 20)
     for epoch in range(3):
-        columns = [column for part in seen[epoch * per_epoch : (epoch + 1) * per_epoch] for column in part]
-        assert sorted(columns) == list(range(8))
+        rows = [row for part in seen[epoch * per_epoch : (epoch + 1) * per_epoch] for row in part]
+        assert sorted(rows) == list(range(rollout.env_steps)) and rows != sorted(rows)
     assert metrics["gradient_steps"] == len(seen) == len(called)
+    assert len(judgements) == 3 and not torch.equal(judgements[0].targets, judgements[1].targets)
 
 
 def test_resuming_goes_on_bit_for_bit():
