@@ -28,11 +28,11 @@ from clusterenv_hpc.policies import flat_weights, load_flat_weights
 from clusterenv_hpc.run.build import env_source
 from clusterenv_hpc.run.config import config_hash
 from clusterenv_hpc.run.gradient_tally import GradientTally
+from clusterenv_hpc.run.learner_run import LearnerRun
 from clusterenv_hpc.run.randomness import seeds_of
 from clusterenv_hpc.run.report import beginning, common_summary, ending
 from clusterenv_hpc.run.schema import Config, DelayConfig
 from clusterenv_hpc.run.tasks import task_of
-from clusterenv_hpc.run.train import LearnerRun
 
 LOGGER = "clusterenv_hpc.gradients"
 

@@ -122,7 +122,7 @@ def test_a_task_that_is_solved_ends_early_where_that_is_asked_for(capsys: pytest
 def test_an_evaluation_that_a_signal_breaks_off_is_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import clusterenv_hpc.run.train as module
+    import clusterenv_hpc.run.learner_run as module
 
     def interrupted(*args: Any, stop: Any, **kwargs: Any) -> Any:
         os.kill(os.getpid(), signal.SIGTERM)
