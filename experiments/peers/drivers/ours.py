@@ -37,11 +37,11 @@ def collect(asked: dict) -> None:
 
 
 def train(asked: dict) -> None:
-    """``clusterenv-hpc train``; what its metrics say."""
+    """``clusterenv-hpc train``; what its metrics say.  ``sync=always``, since all peers learn from fresh policies."""
     task = TASKS[asked["env"]]
     with tempfile.TemporaryDirectory() as folder:
         words = [
-            f"env={asked['env']}", f"env.backend={BACKENDS[asked['variant']]}", f"workers={WORKERS}",
+            f"env={asked['env']}", "sync=always", f"env.backend={BACKENDS[asked['variant']]}", f"workers={WORKERS}",
             f"envs_per_worker={ENVS_PER_WORKER}", f"seed={asked['seed']}", f"run_dir={folder}/run",
             f"algo.num_steps={task.num_steps}", f"algo.minibatch_size={task.minibatch}", f"algo.epochs={task.epochs}",
             f"algo.learning_rate={task.learning_rate}", "algo.lr_schedule=constant", f"algo.gamma={task.gamma}",
