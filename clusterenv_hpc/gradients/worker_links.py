@@ -81,6 +81,7 @@ class PointsIn:
         self._port.start()
         self._came: float | None = None
         self._slots: list[_Slot] = []
+        self._filling: _Slot | None = None  # kept from buffer() to deliver(): meanwhile another may become free
         self._queue: deque[_Slot] = deque()
         self._link_free = 0.0
 
@@ -102,6 +103,7 @@ class PointsIn:
         return time.monotonic() >= self._came + self._communication_s
 
     def point(self) -> Point | None:
+        self._send_due()  # a worker at rest asks for nothing else
         if not self._arrived():
             return None
         header = self._views["header"][0]
@@ -115,7 +117,13 @@ class PointsIn:
         return self._slot() is not None
 
     def _slot(self) -> _Slot | None:
-        """A free slot: two are made, or as many as an injected delay keeps busy; None if all are taken."""
+        """The slot that the gradient in hand is for; None if all are taken."""
+        if self._filling is None:
+            self._filling = self._free_slot()
+        return self._filling
+
+    def _free_slot(self) -> _Slot | None:
+        """One of two, or of as many as an injected delay keeps busy."""
         for slot in self._slots:
             if slot.due is None and slot.port.done():
                 return slot
@@ -133,7 +141,7 @@ class PointsIn:
         return slot.gradient
 
     def deliver(self, header: NDArray[Any]) -> None:
-        slot = self._slot()
+        slot, self._filling = self._slot(), None
         assert slot is not None
         slot.header[:] = header
         # Sends of one worker do not overlap: the next waits until the link is free.

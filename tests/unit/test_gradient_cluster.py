@@ -53,6 +53,13 @@ def test_estimates_are_those_of_the_round_and_transports_agree(name, workers):
     assert results[0]["total"]["used"] == results[1]["total"]["used"] >= 6 * 12
 
 
+@pytest.mark.parametrize("name", ROUND_METHODS)
+def test_messages_that_are_slow_arrive_all_and_each_once(name):
+    """Of workers at rest too, and while the next gradient is being computed."""
+    slow = make_settings(compute_s=(0.004, 0.006), communication_s=(0.01, 0.03), timeout_s=5.0)
+    assert train(name, slow, 3, num_workers=2, verify=True, M=12)["total"]["used"] >= 3 * 12
+
+
 def test_afedpg_updates_at_every_arrival():
     result = train("afedpg", make_settings(), 9, num_workers=3)
     assert result["total"]["used"] == 18 and result["sent"]["point"] == 3 + 9
