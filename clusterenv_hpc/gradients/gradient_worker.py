@@ -170,6 +170,7 @@ class GradientWorker:
         if point.version != self.version:  # else it is only asked for more
             self.unit = 0
         self.version, self.share = point.version, point.share
+        self.cancelled += point.given_up
 
     def _undisturbed(self, link: WorkerLink) -> bool:
         """Whether to go on with the unit in hand; asked between any two steps."""

@@ -27,11 +27,15 @@ UNACKNOWLEDGED = 8
 
 @dataclass(frozen=True)
 class Point:
-    """What to do next: ``share`` more gradients of ``version``; ``theta`` None: the worker has that point already."""
+    """What to do next: ``share`` more gradients of ``version``; ``theta`` None: the worker has that point already.
+
+    given_up: messages with gradients of the version before that were not sent yet, and are not sent any more.
+    """
 
     version: int
     share: int
     theta: NDArray[np.float32] | None
+    given_up: int = 0
 
 
 class WorkerLink(Protocol):
@@ -59,7 +63,7 @@ class WorkerLink(Protocol):
         """Give the ports up."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Slot:
     """A gradient on its way to the learner."""
 
@@ -107,10 +111,22 @@ class PointsIn:
         if not self._arrived():
             return None
         header = self._views["header"][0]
-        found = Point(int(header["version"]), int(header["share"]), self._views["theta"].copy())
+        version = int(header["version"])
+        found = Point(version, int(header["share"]), self._views["theta"].copy(), self._give_up(version))
         self._came = None
         self._port.start()
         return found
+
+    def _give_up(self, version: int) -> int:
+        """Drop what an injected delay still holds back of other versions: a worker that computes faster than it sends
+        would never get to its newest gradients."""
+        late = [slot for slot in self._queue if int(slot.header["version"][0]) != version]
+        for slot in late:
+            self._queue.remove(slot)
+            slot.due = None
+        if late:
+            self._link_free = max((slot.due or 0.0 for slot in self._queue), default=0.0)
+        return len(late)
 
     def room(self) -> bool:
         self._send_due()

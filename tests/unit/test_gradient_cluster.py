@@ -60,6 +60,14 @@ def test_messages_that_are_slow_arrive_all_and_each_once(name):
     assert train(name, slow, 3, num_workers=2, verify=True, M=12)["total"]["used"] >= 3 * 12
 
 
+def test_gradients_that_wait_for_a_slow_link_are_given_up_with_their_version():
+    """Four are computed in the time in which one is sent: the newest must not stand behind all those of before."""
+    slow = make_settings(compute_s=(0.005, 0.005), communication_s=(0.02, 0.02), timeout_s=5.0)
+    result = train("rennala_nigt", slow, 8, num_workers=2, verify=True, M=8)
+    assert result["cancelled"] > 0 and result["total"]["used"] >= 8 * 8
+    assert result["total"]["stale"] < result["total"]["used"]
+
+
 def test_afedpg_updates_at_every_arrival():
     result = train("afedpg", make_settings(), 9, num_workers=3)
     assert result["total"]["used"] == 18 and result["sent"]["point"] == 3 + 9
