@@ -48,7 +48,7 @@ class WorkerLink(Protocol):
         """Whether the unit in hand is of no use any more; asked between any two steps, so it also sends what is due."""
 
     def point(self) -> Point | None:
-        """What to do next, if that has changed."""
+        """What to do next, if that has changed.  A worker at rest asks for nothing else, so this sends what is due."""
 
     def room(self) -> bool:
         """Whether there is room for one more gradient."""
@@ -63,7 +63,7 @@ class WorkerLink(Protocol):
         """Give the ports up."""
 
 
-@dataclass(eq=False)
+@dataclass
 class _Slot:
     """A gradient on its way to the learner."""
 
@@ -107,7 +107,7 @@ class PointsIn:
         return time.monotonic() >= self._came + self._communication_s
 
     def point(self) -> Point | None:
-        self._send_due()  # a worker at rest asks for nothing else
+        self._send_due()
         if not self._arrived():
             return None
         header = self._views["header"][0]
@@ -118,15 +118,16 @@ class PointsIn:
         return found
 
     def _give_up(self, version: int) -> int:
-        """Drop what an injected delay still holds back of other versions: a worker that computes faster than it sends
+        """Drop what an injected delay still holds back of another version: a worker that computes faster than it sends
         would never get to its newest gradients."""
-        late = [slot for slot in self._queue if int(slot.header["version"][0]) != version]
-        for slot in late:
-            self._queue.remove(slot)
+        if not self._queue or int(self._queue[0].header["version"][0]) == version:
+            return 0
+        late = len(self._queue)
+        for slot in self._queue:
             slot.due = None
-        if late:
-            self._link_free = max((slot.due or 0.0 for slot in self._queue), default=0.0)
-        return len(late)
+        self._queue.clear()
+        self._link_free = 0.0
+        return late
 
     def room(self) -> bool:
         self._send_due()

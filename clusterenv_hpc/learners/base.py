@@ -19,9 +19,12 @@ from ..settings import checked
 class Scheduled(Protocol):
     """The settings that :class:`LearnerBase` reads."""
 
-    name: str
-    learning_rate: float
-    lr_schedule: str
+    @property
+    def name(self) -> str: ...
+    @property
+    def learning_rate(self) -> float: ...
+    @property
+    def lr_schedule(self) -> str: ...
 
 
 class LearnerBase:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from abc import abstractmethod
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import gymnasium
 import torch
@@ -14,20 +15,23 @@ from ..policies.protocol import PolicyError
 from .off_policy import OffPolicyLearner, frozen_copy
 from .optimizer import FlatAdam
 
+Actor = TypeVar("Actor", GaussianActor, DeterministicActor)
+Config = TypeVar("Config", SACConfig, TD3Config)
 
-class ContinuousLearner(OffPolicyLearner):
-    """A learner from a replay whose ``policy`` is an actor of the kind ``ACTOR``.
+
+class ContinuousLearner(OffPolicyLearner, Generic[Actor, Config]):
+    """A learner from a replay that trains ``policy``, an actor of the kind ``ACTOR``, in place; the critics stay here.
 
     Critics see actions as they are within their bounds, scaled to [-1, 1].
     """
 
-    ACTOR: ClassVar[type[GaussianActor | DeterministicActor]]
+    ACTOR: ClassVar[type[nn.Module]]
     """The policy that the learner trains."""
 
     def __init__(
         self,
         policy: nn.Module,
-        config: SACConfig | TD3Config,
+        config: Config,
         observation_space: gymnasium.Space[Any],
         action_space: gymnasium.Space[Any],
         num_envs: int,
@@ -40,22 +44,27 @@ class ContinuousLearner(OffPolicyLearner):
                 f"{config.name.upper()} needs a policy of its own kind, {self.ACTOR.__name__}; got "
                 f"{type(policy).__name__}"
             )
-        self._rates = config
+        self.config, self.actor = config, cast("Actor", policy)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            critic = TwinCritic(observation_space, policy.size, (config.critic_hidden,) * 2)
+            critic = TwinCritic(observation_space, self.actor.size, (config.critic_hidden,) * 2)
         self.critic = critic.to(self.device)
         self._target_critic = frozen_copy(self.critic)
         self._critic_optimizer = self.adam(self.critic.parameters(), config.learning_rate)
         self._actor_optimizer = self.adam(policy.parameters(), config.actor_learning_rate)
+        self.set_up()
+
+    @abstractmethod
+    def set_up(self) -> None:
+        """What an algorithm has beyond that."""
 
     def adam(self, parameters: Any, rate: float) -> FlatAdam:
         """An optimizer with the run's settings and this step size."""
-        return FlatAdam(parameters, rate, self._rates.adam_eps, self._rates.max_grad_norm)
+        return FlatAdam(parameters, rate, self.config.adam_eps, self.config.max_grad_norm)
 
     def start(self, progress: float) -> None:
         self._critic_optimizer.start(self.rate(progress))
-        self._actor_optimizer.start(self.rate(progress, self._rates.actor_learning_rate))
+        self._actor_optimizer.start(self.rate(progress, self.config.actor_learning_rate))
 
     def stateful(self) -> dict[str, Any]:
         """What a checkpoint holds beside the base's own: modules and optimizers by name."""

@@ -10,10 +10,9 @@ new / proximal, and corrects for the data's origin by the importance weight prox
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -21,11 +20,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from ..policies.protocol import PolicyError, distribution_of, evaluate
-from ..rollout import Episodes, Rollout, Tree
-from .base import nothing
-from .batches import chunks, select, take
-from .optimizer import FlatAdam
+from ..rollout import Rollout, Tree
+from .actor_critic import ActorCriticLearner, Steps
+from .batches import select
 from .returns import gae
 
 _MAX_LOG_RATIO = 20.0
@@ -51,6 +48,8 @@ class PPOConfig:
     objective: "decoupled", or "coupled" for ordinary PPO against the behaviour policy.
     max_importance: truncation of proximal / behaviour in the decoupled objective.
     """
+
+    name: ClassVar[str] = "ppo"
 
     learning_rate: float = 3e-4
     lr_schedule: str = "linear"
@@ -134,13 +133,14 @@ class _Batch:
     columns: Tensor
 
 
-class PPO:
+class PPO(ActorCriticLearner):
     """Trains ``policy`` (the protocol of ``clusterenv_hpc.policies.protocol``, with values) in place.
 
     device: where to train; defaults to where the policy is.  The policy is moved there.
     seed: of the minibatch order, the only randomness here.
-    meanwhile: called between gradient steps, so that messages move while a long update goes on.
     """
+
+    TITLE: ClassVar[str] = "PPO"
 
     def __init__(
         self,
@@ -150,18 +150,8 @@ class PPO:
         device: torch.device | str | None = None,
         seed: int = 0,
     ) -> None:
-        self.policy = policy
+        super().__init__(policy, config, action_space, device, seed)
         self.config = config
-        self.distribution = distribution_of(policy, action_space)
-        first = next(policy.parameters(), None)
-        if first is None:
-            raise PolicyError(f"{type(policy).__name__} has no parameters; there is nothing to train.")
-        self.device = first.device if device is None else torch.device(device)
-        policy.to(self.device)
-        trained = (parameter for parameter in policy.parameters() if parameter.requires_grad)
-        self._optimizer = FlatAdam(trained, config.learning_rate, config.adam_eps, config.max_grad_norm)
-        self._generator = torch.Generator().manual_seed(seed)
-        self.meanwhile: Callable[[], object] = nothing
 
     def update(self, rollout: Rollout, progress: float) -> dict[str, float]:
         """One PPO update on the rollout's valid steps; ``progress`` in [0, 1] drives the learning-rate schedule.
@@ -170,9 +160,7 @@ class PPO:
         without a valid step changes nothing.  Raises ``FloatingPointError`` when numbers stop being finite.
         """
         config = self.config
-        if not 0.0 <= progress <= 1.0:
-            raise ValueError(f"progress={progress!r} is not allowed; expected the share of the run done, from 0 to 1.")
-        rate = config.learning_rate * (1.0 - progress if config.lr_schedule == "linear" else 1.0)
+        rate = self.rate(progress)
         metrics = {"learning_rate": rate, "epochs_run": 0.0}
         rows = np.flatnonzero(rollout.valid)
         if rows.size == 0:
@@ -188,43 +176,20 @@ class PPO:
                 metrics["kl_update"] = self._kl_update(batch)
                 if not last and config.target_kl is not None and metrics["kl_update"] > config.target_kl:
                     break
-        bad = [key for key in ("policy_loss", "value_loss", "grad_norm", "kl_update") if not np.isfinite(metrics[key])]
-        if bad:
-            raise FloatingPointError(
-                f"PPO's {', '.join(bad)} stopped being finite; the policy in memory is lost, the last checkpoint is "
-                "not. Try a smaller learning rate or reward_scale."
-            )
+        self.finite({key: metrics[key] for key in ("policy_loss", "value_loss", "grad_norm", "kl_update")})
         return metrics
 
     def _prepare(self, rollout: Rollout, rows: np.ndarray) -> tuple[_Batch, dict[str, float]]:
         """Everything that stays the same over the epochs, computed once."""
-        config, dist = self.config, self.distribution
-        observations = take(rollout.observations, rows, self.device)
-        actions = take(rollout.actions, rows, self.device)
-        behaviour = take(rollout.behaviour_params, rows, self.device)
-        proximal, values = self._evaluate(observations)
-        if proximal.shape != behaviour.shape or values.shape != (len(rows),):
-            raise PolicyError(
-                f"{type(self.policy).__name__} returned parameters {tuple(proximal.shape)} and values "
-                f"{tuple(values.shape)} for {len(rows)} observations; expected {tuple(behaviour.shape)}, like the "
-                f"behaviour policy's, and {(len(rows),)}."
-            )
-        proper = values.isfinite() & dist.proper(proximal)
-        if not proper.all():
-            row = int(rows[int((~proper).nonzero()[0])]) % rollout.num_envs
-            raise FloatingPointError(
-                f"The policy's outputs stopped being finite, first for environment {int(rollout.rows[row])} of worker "
-                f"rank {int(rollout.ranks[row])}: its observations or the policy's weights hold NaN or infinity."
-            )
-        advantages, targets = self._advantages(rollout, rows, values)
+        config = self.config
+        steps = self.steps_of(rollout, rows)
+        proximal, values = self.see(rollout, steps)
+        advantages, targets = self._advantages(rollout, steps, values)
         variance = targets.var(correction=0)
         explained = torch.where(variance > 0, 1.0 - (targets - values).var(correction=0) / variance, 0.0)
         if config.normalize_advantages:
             advantages = (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
-        # An action that a policy has since masked has log-probability -inf: finite, so that no difference is NaN.
-        lowest = torch.finfo(torch.float32).min
-        behaviour_logp = dist.log_prob(behaviour, actions).clamp(min=lowest)
-        proximal_logp = dist.log_prob(proximal, actions).clamp(min=lowest)
+        proximal_logp, behaviour_logp = self.log_probs(steps, proximal)
         importance = (proximal_logp - behaviour_logp).clamp(max=_MAX_LOG_RATIO).exp()
         if config.objective == "decoupled":
             reference = proximal_logp
@@ -238,71 +203,25 @@ class PPO:
             "importance_clipped": (importance > config.max_importance).float().mean(),
             "explained_variance": explained,
         }
-        return _Batch(observations, actions, proximal, columns), {key: float(x) for key, x in metrics.items()}
+        return _Batch(steps.observations, steps.actions, proximal, columns), {
+            key: float(x) for key, x in metrics.items()
+        }
 
-    def _advantages(self, rollout: Rollout, rows: np.ndarray, values: Tensor) -> tuple[Tensor, Tensor]:
-        """GAE on the CPU, where a loop over small rows belongs; both ``[M]`` for the valid rows."""
-        config = self.config
-        steps, envs = rollout.rewards.shape
-        flags = (rollout.terminated, rollout.truncated, rollout.valid)
-        terminated, truncated, valid = (torch.from_numpy(np.array(flag, order="C")) for flag in flags)
-        index = torch.from_numpy(rows)
-        state_values = torch.zeros(steps * envs).index_copy_(0, index, values.cpu())
-        # The successor of most steps is the next row's state; only the others need the critic once more.
-        next_values = torch.zeros(steps, envs)
-        next_values[:-1] = state_values.view(steps, envs)[1:]
-        linked = torch.zeros_like(valid)
-        linked[:-1] = valid[1:] & ~(terminated | truncated)[:-1]
-        ends = (valid & ~terminated & ~linked).view(-1).nonzero().squeeze(-1)
-        if len(ends):
-            _, end_values = self._evaluate(take(rollout.next_observations, ends.numpy(), self.device))
-            next_values.view(-1).index_copy_(0, ends, end_values.cpu())
-        with np.errstate(over="ignore"):  # told below
-            rewards = torch.from_numpy(np.asarray(rollout.rewards * config.reward_scale, np.float32))
-        advantages, targets = gae(
-            rewards,
-            state_values.view(steps, envs),
-            next_values,
-            terminated,
-            truncated,
-            valid,
-            config.gamma,
-            config.gae_lambda,
-        )
-        both = torch.stack((advantages.view(-1), targets.view(-1))).index_select(1, index).to(self.device)
-        if not both.isfinite().all():
-            raise FloatingPointError(
-                f"Advantages are not finite: rewards times reward_scale={config.reward_scale:g}, or final "
-                "observations, hold NaN or infinity."
-            )
-        return both[0], both[1]
-
-    @torch.no_grad()
-    def _evaluate(self, observations: Tree) -> tuple[Tensor, Tensor]:
-        """Parameters and values of all rows in float32, in chunks that bound the memory of activations."""
-        outputs = [self._forward(chunk) for chunk in chunks(observations, max(1024, self.config.minibatch_size))]
-        params, values = zip(*outputs, strict=True)
-        return torch.cat(params), torch.cat(values)
-
-    def _forward(self, observations: Tree) -> tuple[Tensor, Tensor]:
-        params, values = evaluate(self.policy, observations)
-        if values is None:
-            raise PolicyError(
-                f"PPO needs state values, but {type(self.policy).__name__} has neither value(observations) nor "
-                "forward_and_value(observations)."
-            )
-        return params.float(), values.float()
+    def _advantages(self, rollout: Rollout, steps: Steps, values: Tensor) -> tuple[Tensor, ...]:
+        """Advantages and value targets by GAE; both ``[M]``."""
+        grids = self.grids(rollout, steps, values)
+        return self.at(steps, *gae(**grids, gamma=self.config.gamma, lam=self.config.gae_lambda))
 
     def _epoch(self, batch: _Batch) -> dict[str, float]:
         config, dist = self.config, self.distribution
         total = len(batch.columns)
-        order = torch.randperm(total, generator=self._generator).to(self.device)
+        order = torch.randperm(total, generator=self.generator).to(self.device)
         numbers: list[Tensor] = []
         log_probs: list[Tensor] = []
         # Equal parts, rather than a small noisy batch at the end.
         for rows in order.tensor_split(max(1, round(total / config.minibatch_size))):
             reference, advantages, low, high, targets, old_values = batch.columns.index_select(0, rows).unbind(1)
-            params, values = self._forward(select(batch.observations, rows))
+            params, values = self.forward(select(batch.observations, rows))
             log_prob, entropy = dist.log_prob_and_entropy(params, batch.actions.index_select(0, rows))
             ratio = clipped_ratio(log_prob, reference, low, high)
             surrogate = (ratio * advantages).mean()
@@ -334,26 +253,5 @@ class PPO:
         """Mean KL(proximal || new) over up to _KL_ROWS states, evenly spread over the rollout."""
         total = len(batch.columns)
         rows = torch.arange(0, total, -(-total // _KL_ROWS), device=self.device)
-        params, _ = self._evaluate(select(batch.observations, rows))
+        params, _ = self.evaluate(select(batch.observations, rows))
         return float(self.distribution.kl(batch.proximal_params.index_select(0, rows), params).mean())
-
-    def telling(self, rollout: Rollout) -> Episodes:
-        """All of them."""
-        return rollout.episodes
-
-    def state_dict(self) -> dict[str, Any]:
-        """Policy, optimizer and minibatch generator: plain tensors, numbers and containers of them.
-
-        A snapshot: training on does not change it.
-        """
-        return {
-            "policy": copy.deepcopy(self.policy.state_dict()),
-            "optimizer": self._optimizer.state_dict(),
-            "generator": self._generator.get_state(),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on exactly where ``state_dict`` was taken."""
-        self.policy.load_state_dict(state["policy"])
-        self._optimizer.load_state_dict(state["optimizer"])
-        self._generator.set_state(state["generator"].cpu())

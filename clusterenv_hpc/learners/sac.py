@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import gymnasium
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -17,7 +16,7 @@ from .off_policy import follow
 from .replay import Sample
 
 
-class SAC(ContinuousLearner):
+class SAC(ContinuousLearner[GaussianActor, SACConfig]):
     """Trains ``policy``, a :class:`GaussianActor`, in place; the critics stay here.
 
     ``target_entropy`` is that of actions scaled to [-1, 1], so it means the same whatever the environment's units.
@@ -31,26 +30,13 @@ class SAC(ContinuousLearner):
         "value_mean",
         "grad_norm",
     )
-    ACTOR: ClassVar[type[GaussianActor]] = GaussianActor
+    ACTOR = GaussianActor
 
-    def __init__(
-        self,
-        policy: nn.Module,
-        config: SACConfig,
-        observation_space: gymnasium.Space[Any],
-        action_space: gymnasium.Space[Any],
-        num_envs: int,
-        device: torch.device | str | None = None,
-        seed: int = 0,
-    ) -> None:
-        super().__init__(policy, config, observation_space, action_space, num_envs, device, seed)
-        assert isinstance(policy, GaussianActor)
-        self.config, self.actor = config, policy
-        wanted = -policy.size if config.target_entropy is None else config.target_entropy
+    def set_up(self) -> None:
+        config, half = self.config, self.actor.half_range.double()
+        wanted = -self.actor.size if config.target_entropy is None else config.target_entropy
         # log_prob is that of actions in the environment's units: wider units, more entropy.
-        assert isinstance(action_space, gymnasium.spaces.Box)
-        half = (action_space.high.astype(float) - action_space.low) / 2
-        self._units = float(np.log(half[half > 0]).sum())
+        self._units = float(half[half > 0].log().sum())
         self._target_entropy = float(wanted)
         start = torch.tensor([float(np.log(config.temperature))], device=self.device)
         self._log_temperature = nn.Parameter(start)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import gymnasium
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import mse_loss
 
 from ..algorithms import TD3Config
@@ -16,26 +15,14 @@ from .off_policy import follow, frozen_copy
 from .replay import Sample
 
 
-class TD3(ContinuousLearner):
+class TD3(ContinuousLearner[DeterministicActor, TD3Config]):
     """Trains ``policy``, a :class:`DeterministicActor`, in place; the critics stay here."""
 
     METRICS: ClassVar[tuple[str, ...]] = ("critic_loss", "actor_loss", "value_mean", "grad_norm")
-    ACTOR: ClassVar[type[DeterministicActor]] = DeterministicActor
+    ACTOR = DeterministicActor
 
-    def __init__(
-        self,
-        policy: nn.Module,
-        config: TD3Config,
-        observation_space: gymnasium.Space[Any],
-        action_space: gymnasium.Space[Any],
-        num_envs: int,
-        device: torch.device | str | None = None,
-        seed: int = 0,
-    ) -> None:
-        super().__init__(policy, config, observation_space, action_space, num_envs, device, seed)
-        assert isinstance(policy, DeterministicActor)
-        self.config, self.actor = config, policy
-        self._target_actor = frozen_copy(policy)
+    def set_up(self) -> None:
+        self._target_actor = frozen_copy(self.actor)
         self._actor_loss = torch.zeros((), device=self.device)  # of its latest step: not every step is one
 
     def learn(self, sample: Sample, progress: float) -> Tensor:

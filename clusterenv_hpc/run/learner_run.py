@@ -85,8 +85,6 @@ class LearnerRun(ABC):
         self.demand_ownership()
         write_atomically(self.dir.config, to_yaml(config).encode())
         self.say(self.opening(str(device)))
-        if (starts := getattr(config.algo, "learning_starts", 0)) > config.total_steps:
-            self.say(f"warning: algo.learning_starts={starts} is above total_steps={config.total_steps}: no learning")
         if self.owner is not None and self.owner.before is not None:
             self.log.write(f"{self.owner.before} had this run, and is gone")
         self.log.write(f"hosts: {' '.join(self.envs.hosts)}")

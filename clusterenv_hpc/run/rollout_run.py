@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from clusterenv_hpc.algorithms import Replaying
 from clusterenv_hpc.cluster_env import ClusterEnv
 from clusterenv_hpc.run.build import build_learner, build_sync, env_source
 from clusterenv_hpc.run.config import config_hash
@@ -57,6 +58,11 @@ class RolloutRun(LearnerRun):
         """What changes the policy; its state, with the policy's in it, is what a checkpoint holds.  ``spaces``: of one
         environment: observation, action."""
         config = self.config
+        if isinstance(config.algo, Replaying) and config.algo.learning_starts > config.total_steps:
+            self.say(
+                f"warning: algo.learning_starts={config.algo.learning_starts} is above "
+                f"total_steps={config.total_steps}: no learning"
+            )
         return build_learner(
             config.algo,
             self.policy,
