@@ -44,7 +44,8 @@ class ContinuousLearner(OffPolicyLearner, Generic[Actor, Config]):
                 f"{config.name.upper()} needs a policy of its own kind, {self.ACTOR.__name__}; got "
                 f"{type(policy).__name__}"
             )
-        self.config, self.actor = config, cast("Actor", policy)
+        self.config: Config = config
+        self.actor: Actor = cast("Actor", policy)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             critic = TwinCritic(observation_space, self.actor.size, (config.critic_hidden,) * 2)
