@@ -1,4 +1,4 @@
-"""The table and the figure of ``results.json``:  python experiments/aps/report.py"""
+"""The tables and the figure of ``results.json``:  python experiments/aps/report.py"""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ def table(rows: dict[tuple[str, str], dict[str, Any]]) -> str:
 
 def tables() -> dict[str, str]:
     """By name, as the pages ask for them."""
-    return {"returns": table(stored())}
+    return {"returns": table(stored()), "tried": table(stored("tried.json"))}
 
 
-def stored() -> dict[tuple[str, str], dict[str, Any]]:
-    """A row for each case and rule of results.json."""
-    results = json.loads((HERE / "results.json").read_text())
+def stored(file: str = "results.json") -> dict[tuple[str, str], dict[str, Any]]:
+    """A row for each case and rule of ``file``; tried.json holds recipes that were given up."""
+    results = json.loads((HERE / file).read_text())
     return {key: row(runs) for key, runs in grouped(results).items()}
 
 

@@ -48,6 +48,7 @@ class Entry:
 ENTRIES = {
     "clusterenv_hpc": Entry(None, "ours", "sync"),
     "clusterenv_hpc, vector entry point": Entry(None, "ours", "vector", envs=("cartpole",)),
+    "clusterenv_hpc, APS": Entry(None, "ours", "aps", does=("train",)),
     "Gymnasium AsyncVectorEnv": Entry("gymnasium", "gymnasium_vector", "async"),
     "Gymnasium, vector entry point": Entry("gymnasium", "gymnasium_vector", "vector", envs=("cartpole",)),
     "EnvPool": Entry("envpool", "envpool_threads", ""),
@@ -116,17 +117,19 @@ def measure(entry: Entry, asked: dict[str, Any]) -> dict[str, Any]:
 def watched(process: subprocess.Popen[bytes], mark: str, limit_s: float, said: Path) -> int:
     """Waits until it has answered, or for ``limit_s``; ends what is left of it; the peak memory in kB."""
     peak, began, answered = 0, time.monotonic(), None
-    while process.poll() is None:
-        time.sleep(1.0)
-        peak, now = max(peak, proportional_kb(marked(mark))), time.monotonic()
-        if answered is None and '"steps_per_s"' in said.read_text(errors="replace"):
-            answered = now
-        if now - began > limit_s or (answered is not None and now - answered > 5.0):  # said all, and does not leave
-            break
-    for pid in marked(mark):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    process.wait()
+    try:
+        while process.poll() is None:
+            time.sleep(1.0)
+            peak, now = max(peak, proportional_kb(marked(mark))), time.monotonic()
+            if answered is None and '"steps_per_s"' in said.read_text(errors="replace"):
+                answered = now
+            if now - began > limit_s or (answered is not None and now - answered > 5.0):  # said all, does not leave
+                break
+    finally:  # of an interrupted call as well
+        for pid in marked(mark):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.wait()
     return peak
 
 
@@ -138,6 +141,7 @@ def main() -> int:
     words.add_argument("--repeats", type=int, default=3, help="of each collection, and seeds of CartPole")
     words.add_argument("--lunar-seeds", type=int, default=1, help="trainings of LunarLander")
     given, began = words.parse_args(), time.monotonic()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nothing is left of the measurement under way
     results: dict[str, Any] = json.loads(STORE.read_text()) if STORE.exists() else {}
     failed = 0
     for name, entry, asked in measurements(given.repeats, given.lunar_seeds):
