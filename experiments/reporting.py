@@ -1,13 +1,21 @@
-"""What every ``report.py`` does alike: panels to draw on, a figure stored, tables told."""
+"""What the experiments do alike: results stored, panels to draw on, a figure stored, tables told."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from clusterenv_hpc.files import write_atomically
+
 Figure = Any
 """matplotlib's; typed loosely, so that nothing but drawing needs it."""
+
+
+def store(path: Path, results: Mapping[str, Any]) -> None:
+    """Write ``results`` whole: an experiment that is killed keeps what it had."""
+    write_atomically(path, (json.dumps(results, indent=1, sort_keys=True) + "\n").encode())
 
 
 def panels(rows: int, columns: int, size: tuple[float, float], **options: Any) -> tuple[Figure, Any]:

@@ -24,6 +24,9 @@ import yaml
 
 from clusterenv_hpc.bench.command import circumstances
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from reporting import store
+
 KEPT = (
     "env_id", "algo", "sync", "sync_settings", "seed", "workers", "num_envs", "env_steps", "updates", "wall_s",
     "steps_per_s", "return_mean", "return_std", "episodes", "weight_messages", "weight_bytes", "weight_requests",
@@ -64,8 +67,8 @@ def main(argv: list[str]) -> int:
     folder = Path(argv[0])
     wanted = argv[1] if len(argv) > 1 else ""
     sweep = yaml.safe_load((folder / "sweep.yaml").read_text())
-    store = folder / "results.json"
-    results: dict[str, Any] = json.loads(store.read_text()) if store.exists() else {}
+    path = folder / "results.json"
+    results: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     failed = 0
     for name, overrides in combinations(sweep):
         if not name.startswith(wanted) or name in results:
@@ -77,9 +80,7 @@ def main(argv: list[str]) -> int:
         facts = circumstances([])
         facts["command"] = shlex.join(["clusterenv-hpc", "train", *overrides])
         results[name] = {**{key: summary[key] for key in KEPT if key in summary}, **facts}
-        aside = store.with_suffix(".tmp")
-        aside.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
-        os.replace(aside, store)
+        store(path, results)
     return 1 if failed else 0
 
 

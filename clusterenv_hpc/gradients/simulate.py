@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from clusterenv_hpc.files import write_atomically
 from clusterenv_hpc.gradients import theory
 from clusterenv_hpc.gradients.problems import Floats, Problem, Wells, quadratic, two_tasks
 from clusterenv_hpc.gradients.simulation_settings import Settings, SettingsError, describe, folder, parse
@@ -85,7 +84,8 @@ def sweep(settings: Settings, say: Any = lambda line: None) -> list[Cell]:
         key = (scheme, n, method)
         if key not in known:
             known[key] = measure(settings, scheme, n, method)
-            _write(path, {"settings": settings.fixed(), "cells": list(known.values())})
+            content = {"settings": settings.fixed(), "cells": list(known.values())}
+            write_atomically(path, json.dumps(content, indent=1).encode())
             cell = known[key]
             say(
                 f"[{number}/{len(wanted)}] times={scheme} workers={n} {method}: {_number(cell['time'])} "
@@ -260,17 +260,3 @@ def _read(path: Path, settings: Settings) -> dict[tuple[str, int, str], Cell]:
             f"{path}: holds results for {key}={before.get(key)}, not {key}={now[key]}; choose another out="
         )
     return cells
-
-
-def _write(path: Path, content: Any) -> None:
-    """Aside, synced, and moved into place: a call that is killed leaves the cells it had."""
-    handle, aside = tempfile.mkstemp(dir=path.parent, prefix=".results-")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(content, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
-    except BaseException:
-        Path(aside).unlink(missing_ok=True)
-        raise

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from clusterenv_hpc.files import write_atomically
 from clusterenv_hpc.jobs.slurm import JOB, SlurmError, look
 
 RUNS = Path("runs")
@@ -47,16 +47,7 @@ def remember(directory: Path, job: str, **facts: Any) -> None:
     jobs = [entry for entry in read(directory) if entry["job"] != job]
     known = next((entry for entry in read(directory) if entry["job"] == job), {"job": job, "since": _now()})
     text = json.dumps({"jobs": [*jobs, {**known, **facts}]}, indent=2) + "\n"
-    aside = directory / f".{FILE}.{os.getpid()}"
-    try:
-        with open(aside, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, directory / FILE)
-    finally:
-        with contextlib.suppress(OSError):
-            aside.unlink(missing_ok=True)
+    write_atomically(directory / FILE, text.encode())
 
 
 def read(directory: Path) -> list[dict[str, Any]]:

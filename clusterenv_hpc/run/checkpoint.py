@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from clusterenv_hpc.run.run_dir import write_atomically
+from clusterenv_hpc.files import write_atomically
 
 State = dict[str, Any]
 """A nested dict of tensors, ints, floats, bools, strings, None, and lists and tuples of them."""
@@ -67,6 +67,8 @@ class CheckpointStore:
         path = self.directory / f"update-{update:09d}.pt"
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
+            for left in self.directory.glob(".update-*.part"):  # of a process that was killed while it wrote
+                left.unlink(missing_ok=True)
             write_atomically(path, buffer.getvalue())
         except OSError as error:
             older = self.paths()

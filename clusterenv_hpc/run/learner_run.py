@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from clusterenv_hpc.comm.channel import SilenceError, WorkerError
+from clusterenv_hpc.files import write_atomically
 from clusterenv_hpc.jobs.record import remember
 from clusterenv_hpc.jobs.signals import JobSignals
 from clusterenv_hpc.run.build import build_policy, choose_device, choose_threads, spaces_of
@@ -35,7 +36,7 @@ from clusterenv_hpc.run.metrics import MetricsWriter, RunLog, write_json
 from clusterenv_hpc.run.owner import Ownership, TakenOverError
 from clusterenv_hpc.run.progress import Progress, make_progress
 from clusterenv_hpc.run.randomness import random_states, seed_everything, seeds_of, set_random_states
-from clusterenv_hpc.run.run_dir import RunDir, write_atomically
+from clusterenv_hpc.run.run_dir import RunDir
 from clusterenv_hpc.run.schema import Config
 
 CONFIRM_EVERY = 0.02

@@ -16,8 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from clusterenv_hpc.files import write_atomically
 from clusterenv_hpc.run.events import EventFile
-from clusterenv_hpc.run.run_dir import write_atomically
 
 
 def finite(value: Any) -> Any:

@@ -160,26 +160,3 @@ def _known() -> Iterator[RunDir]:
             yield run
         else:
             yield from (inner for inner in map(RunDir, sorted(run.path.glob("*"))) if inner.holds_a_run())
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Writes ``path`` aside, syncs it and moves it into place: a reader, or a crash, meets the old file or the new one.
-
-    One writer a file, which is the learner.  Raises OSError; what stood at ``path`` is then still there.
-    """
-    aside = path.with_name(f".{path.name}.part")
-    try:
-        with open(aside, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            aside.unlink(missing_ok=True)
-        raise
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)  # the name itself is not on the disk before this
-    finally:
-        os.close(directory)

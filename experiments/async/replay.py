@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,9 @@ import clusterenv_hpc as ce
 from clusterenv_hpc.bench.command import circumstances
 from clusterenv_hpc.learners import Replay
 from clusterenv_hpc.policies import QNetwork
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from reporting import store
 
 TRANSITIONS, BATCH, ENVS, STEPS, BATCHES, ROUNDS = 1_000_000, 256, 64, 128, 400, 5
 ROOM = 1.2
@@ -73,7 +77,7 @@ def main() -> None:
             "batches_per_s": [round(speed) for speed in speeds(replay, name == "prioritized")],
         }
     path = Path(__file__).with_name("replay.json")
-    path.write_text(json.dumps(told, indent=1, sort_keys=True) + "\n")
+    store(path, told)
     print(json.dumps({name: told[name] for name in ("prioritized", "uniform")}))
 
 

@@ -7,6 +7,7 @@ rollouts arrive.  Sleeps stand for the environments' time, so that the machine's
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,9 @@ import clusterenv_hpc as ce
 from clusterenv_hpc.bench.command import circumstances
 from clusterenv_hpc.envs.delays import Delay
 from clusterenv_hpc.policies import ActorCritic
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from reporting import store
 
 SECONDS, STEP_S, NUM_STEPS, WORKERS, ENVS = 12.0, 0.01, 10, 3, 12
 
@@ -63,8 +67,7 @@ def main() -> None:
             **circumstances([]),
             "command": "mpiexec -n 4 python experiments/async/straggler.py",
         }
-        text = json.dumps(report, indent=1, sort_keys=True)
-        Path(__file__).with_name("straggler.json").write_text(text + "\n")
+        store(Path(__file__).with_name("straggler.json"), report)
         print(json.dumps({"steps_per_s": told, "kept": report["kept"]}))
 
 

@@ -25,6 +25,9 @@ from typing import Any
 
 from clusterenv_hpc.bench.command import circumstances
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from reporting import store
+
 HERE = Path(__file__).resolve().parent
 STORE = HERE / "results.json"
 TOTAL, HALFWAY = 160_000, 60_000
@@ -185,9 +188,7 @@ def main() -> int:
         facts["command"] = f"python experiments/faults/run.py --only '{name}'"
         results[name] = {**measure(case), **facts}
         print(name, {key: value for key, value in results[name].items() if key not in facts}, flush=True)
-        aside = STORE.with_suffix(".tmp")
-        aside.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
-        os.replace(aside, STORE)
+        store(STORE, results)
     return 0
 
 

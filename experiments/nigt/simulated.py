@@ -11,7 +11,6 @@ Every scenario is one call of ``clusterenv-hpc simulate``, which keeps its resul
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import sys
 from pathlib import Path
@@ -19,6 +18,9 @@ from typing import Any
 
 from clusterenv_hpc.bench.command import circumstances
 from clusterenv_hpc.gradients import simulate
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from reporting import store
 
 HERE = Path(__file__).resolve().parent
 STORE = HERE / "simulated.json"
@@ -132,9 +134,7 @@ def main(argv: list[str]) -> int:
     for name in SCENARIOS:  # what an interrupted call has left, too
         if (found := collect(name)) is not None and len(found["cells"]) > len(results.get(name, {}).get("cells", ())):
             results[name] = found
-    aside = STORE.with_suffix(".tmp")
-    aside.write_text(json.dumps(results, indent=1) + "\n")
-    os.replace(aside, STORE)
+    store(STORE, results)
     results = {name: results[name] for name in SCENARIOS if name in results}
     print(table(results))
     draw(results, HERE / "simulated.png")

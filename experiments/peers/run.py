@@ -27,6 +27,9 @@ from environments import HERE, install, python_of
 
 from clusterenv_hpc.bench.command import circumstances
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from reporting import store
+
 STORE = HERE / "results.json"
 ROUND = (("collect", "cartpole"), ("collect", "lunarlander"), ("train", "cartpole"))
 COLLECT_S, TRAIN_S = 4.0, {"cartpole": 45.0, "lunarlander": 120.0}
@@ -159,9 +162,7 @@ def main() -> int:
         failed += "error" in told
         shown = {key: value for key, value in told.items() if key in ("steps_per_s", "solved_s", "peak_mb", "error")}
         print(f"{name}: {shown}", flush=True)
-        aside = STORE.with_suffix(".tmp")
-        aside.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
-        os.replace(aside, STORE)
+        store(STORE, results)
     return 1 if failed else 0
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from reporting import store
 
 HERE = Path(__file__).resolve().parent
 STORE = HERE / "results.json"
@@ -75,9 +77,7 @@ def main() -> int:
         failed += told is None
         if told is not None:
             results[name] = told
-            aside = STORE.with_suffix(".tmp")
-            aside.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
-            os.replace(aside, STORE)
+            store(STORE, results)
     return 1 if failed else 0
 
 

@@ -16,7 +16,7 @@ import clusterenv_hpc
 PACKAGE = Path(clusterenv_hpc.__file__).parent
 
 LAYERS = (
-    {"comm", "envs", "policies", "sync", "rollout", "stats", "settings"},
+    {"comm", "envs", "files", "policies", "sync", "rollout", "stats", "settings"},
     {"collect", "handshake", "peer", "crew", "stepping", "acting", "worker", "detach", "roles", "plain", "cluster_env"},
     {"algorithms", "learners", "gradients", "adapters"},
     {"run", "bench"},
@@ -115,7 +115,9 @@ def test_jobs_stands_beside() -> None:
     wrong = [
         str(one)
         for one in ALL
-        if one.room == "jobs" and one.target_room not in (None, "jobs") and not (one.lazy and one.target_room == "run")
+        if one.room == "jobs"
+        and one.target_room not in (None, "files", "jobs")
+        and not (one.lazy and one.target_room == "run")
     ]
     assert wrong == []
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from clusterenv_hpc.run import run_dir
+from clusterenv_hpc import files
 from clusterenv_hpc.run.checkpoint import CheckpointError, CheckpointStore, read
 
 
@@ -88,10 +88,13 @@ def test_files_half_written_by_a_dead_process_are_no_checkpoints(tmp_path: Path)
     store = CheckpointStore(tmp_path, keep=2)
     store.save(state(1), 1)
     whole = store.paths()[0].read_bytes()
-    (tmp_path / ".update-000000009.pt.part").write_bytes(whole)
+    half = tmp_path / ".update-000000009.pt.12345.part"
+    half.write_bytes(whole)
     (tmp_path / "update-000000009.pt.old").write_bytes(whole)
     loaded = store.load_latest()
     assert loaded is not None and loaded.path.name == "update-000000001.pt"
+    store.save(state(2), 2)
+    assert not half.exists(), "the run's next checkpoint makes room"
 
 
 @pytest.mark.parametrize("step", ["open", "write", "fsync", "replace"])
@@ -106,7 +109,7 @@ def test_a_full_disk_at_any_step_leaves_the_last_checkpoint(
         raise full
 
     if step in {"fsync", "replace"}:
-        monkeypatch.setattr(run_dir.os, step, fail)
+        monkeypatch.setattr(files.os, step, fail)
     else:
         real = open
 
@@ -116,7 +119,7 @@ def test_a_full_disk_at_any_step_leaves_the_last_checkpoint(
             file = real(path, mode)  # type: ignore[call-overload]
             return type("Full", (), {"__enter__": lambda s: s, "__exit__": lambda s, *a: file.close(), "write": fail})()
 
-        monkeypatch.setattr(run_dir, "open", opening, raising=False)
+        monkeypatch.setattr(files, "open", opening, raising=False)
     with pytest.raises(CheckpointError, match=r"update-000000002\.pt.*No space left.*update-000000001\.pt"):
         store.save(state(2), 2)
     monkeypatch.undo()

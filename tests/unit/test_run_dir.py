@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from clusterenv_hpc.run.config import ConfigError, compose
-from clusterenv_hpc.run.run_dir import RunDir, claim, find, run_name, write_atomically
+from clusterenv_hpc.run.run_dir import RunDir, claim, find, run_name
 
 
 @pytest.fixture(autouse=True)
@@ -138,32 +138,3 @@ def test_nothing_to_find() -> None:
     for text in ("latest", "x"):
         with pytest.raises(ConfigError, match=rf"^{text}: no such run"):
             find(text)
-
-
-def test_a_file_is_whole_at_every_moment(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = here / "file"
-    write_atomically(path, b"old")
-    seen = []
-    real = os.replace
-
-    def replace(source: Path, target: Path) -> None:
-        seen.append((path.read_bytes(), Path(source).read_bytes()))
-        real(source, target)
-
-    monkeypatch.setattr(os, "replace", replace)
-    write_atomically(path, b"new, and longer")
-    assert seen == [(b"old", b"new, and longer")]
-    assert path.read_bytes() == b"new, and longer" and os.listdir(here) == ["file"]
-
-
-def test_a_failed_write_leaves_the_old_file_alone(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = here / "file"
-    write_atomically(path, b"old")
-
-    def full(handle: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
-        write_atomically(path, b"new")
-    assert path.read_bytes() == b"old" and os.listdir(here) == ["file"]
