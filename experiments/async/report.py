@@ -1,4 +1,4 @@
-"""The tables and the figure of ``results.json``:  python experiments/async/report.py"""
+"""The tables and the figure of ``results.json`` and ``tried.json``:  python experiments/async/report.py"""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ WANTED = {
 """Greedy returns that count as solved; HalfCheetah is only to learn."""
 
 
-def results() -> dict[tuple[str, str], list[dict[str, Any]]]:
-    """Runs by case and rule, in the order of their seeds."""
+def results(file: str = "results.json") -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """Runs by case and rule, in the order of their seeds; tried.json holds recipes that were given up."""
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for name, run in sorted(json.loads((HERE / "results.json").read_text()).items()):
+    for name, run in sorted(json.loads((HERE / file).read_text()).items()):
         case, rule, _ = name.rsplit("-", 2)
         found.setdefault((case, rule), []).append(run)
     return found
@@ -56,23 +56,23 @@ def returns() -> str:
     return "\n".join(lines)
 
 
-def shares() -> dict[str, float]:
+def shares(file: str = "results.json") -> dict[str, float]:
     """Weight messages of APS as a share of those of ``sync=always``, by case; over all seeds together."""
-    found, told = results(), {}
+    found, told = results(file), {}
     for (case, rule), runs in found.items():
         if rule == "aps" and (full := found.get((case, "always"))):
             told[case] = mean(runs, "weight_messages") / mean(full, "weight_messages")
     return told
 
 
-def messages() -> str:
+def messages(file: str = "results.json") -> str:
     """APS beside ``sync=always``, from the same recipes."""
     lines = [
         "| env | algo | sync | greedy return by seed | mean | weight messages | of `always` | mean lag |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    told = shares()
-    for (case, rule), runs in results().items():
+    told = shares(file)
+    for (case, rule), runs in results(file).items():
         if case not in told:
             continue
         env, algo = case.split("_")
@@ -87,7 +87,7 @@ def messages() -> str:
 
 def tables() -> dict[str, str]:
     """Markdown by name."""
-    return {"returns": returns(), "messages": messages()}
+    return {"returns": returns(), "messages": messages(), "tried": messages("tried.json")}
 
 
 def draw(path: Path = HERE / "async.png") -> Path:
