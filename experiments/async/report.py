@@ -45,7 +45,7 @@ def returns() -> str:
     for (case, rule), runs in results().items():
         if rule != "aps":
             continue
-        env, algo = case.split("_")
+        env, algo = case.split("_", 1)
         digits = 2 if env == "catch" else 0
         each = ", ".join(f"{run['eval_return_mean']:.{digits}f}" for run in runs)
         wanted = f"{WANTED[env]:g}" if env in WANTED else ""
@@ -75,7 +75,7 @@ def messages(file: str = "results.json") -> str:
     for (case, rule), runs in results(file).items():
         if case not in told:
             continue
-        env, algo = case.split("_")
+        env, algo = case.split("_", 1)
         each = ", ".join(f"{run['eval_return_mean']:.0f}" for run in runs)
         share = 1.0 if rule == "always" else told[case]
         lines.append(
