@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from reporting import panels, save
+from reporting import panels, save, tell
 from statistics_of_seeds import interquartile_mean
 
 HERE = Path(__file__).resolve().parent
@@ -76,14 +76,13 @@ def draw(path: Path = HERE / "real.png") -> Path | None:
     return save(figure, path)
 
 
-def main() -> int:
-    """Both tables; the figure beside the results."""
-    print(same_gradients(grouped(HERE / "results.json")))
-    if real := grouped(HERE / "real" / "results.json"):
-        print("\n" + real_times(real))
-        draw()
-    return 0
+def tables() -> dict[str, str]:
+    """By name, as the pages ask for them."""
+    return {
+        "gradients": same_gradients(grouped(HERE / "results.json")),
+        "real": real_times(grouped(HERE / "real" / "results.json")),
+    }
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    tell(tables(), draw())
