@@ -138,8 +138,6 @@ def compare(hellos: Sequence[Hello], own: dict[str, Any]) -> Hello:
             ("seed", "the seed", one_script),
             ("num_probes", "num_probes", one_script),
             ("sync", "the sync rule", one_script),
-            ("num_weights", "the policy's number of weights", "build the policy the same way on every rank"),
-            ("policy_layout", "the policy's layout", "build the policy the same way on every rank"),
         ):
             if getattr(hello, key) != own[key]:
                 raise _differ(what, _short(own[key]), me, _short(getattr(hello, key)), you, advice)
@@ -160,6 +158,16 @@ def compare(hellos: Sequence[Hello], own: dict[str, Any]) -> Hello:
                     what, _show(key, mine), reference.name,
                     _show(key, theirs), hello.name,
                     "the same environment must be built on every rank",
+                )  # fmt: skip
+    for hello in hellos:  # after the spaces, since a policy is built for them
+        for key, what in (
+            ("num_weights", "the policy's number of weights"),
+            ("policy_layout", "the policy's layout"),
+        ):
+            if getattr(hello, key) != own[key]:
+                raise _differ(
+                    what, _short(own[key]), me, _short(getattr(hello, key)), hello.name,
+                    "build the policy the same way on every rank",
                 )  # fmt: skip
     return reference
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -96,9 +97,9 @@ class Worker:
         """Introduce itself, then do as it is told until it is told to leave."""
         try:
             self._build()
-        except KeyboardInterrupt:
-            raise
         except BaseException as error:
+            if interrupted(error):
+                raise
             yield from tell_failure(self.channel, self._describe(error))
             self._release()
             return
@@ -120,9 +121,11 @@ class Worker:
                 else:
                     self._obey(data)
                 yield True
-        except (GeneratorExit, KeyboardInterrupt):
+        except GeneratorExit:
             raise
         except BaseException as error:
+            if interrupted(error):
+                raise
             yield from tell_failure(self.channel, self._describe(error))
         finally:
             self._release()
@@ -225,6 +228,8 @@ class Worker:
 
     def _describe(self, error: BaseException) -> dict[str, Any]:
         """What the learner is told of an exception."""
+        if isinstance(error.__cause__, StopIteration):  # which no generator lets through as it is
+            error = error.__cause__
         row = getattr(error, "row", None)
         if row is None and self._collector is not None:
             row = failing_row(self._collector.envs, error.__traceback__)
@@ -252,6 +257,11 @@ class Worker:
             self.group.tell(LEAVE)
         self.channel.flush(Deadline(GRACE_S / 2))  # first: the learner takes what is under way until it hears this
         self.channel.send_note(0, Tag.REPORT, note(Report.LEFT))
+
+
+def interrupted(error: BaseException) -> bool:
+    """Whether Ctrl-C was pressed; where that is ignored, as on worker ranks, an environment has raised it itself."""
+    return isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
 
 
 def _in_concatenate(error: BaseException) -> bool:

@@ -34,7 +34,7 @@ from clusterenv_hpc.gradients.policy_gradient import Sampler, Trajectories, summ
 from clusterenv_hpc.gradients.wire import ENDLESS, UNIT_HEADER
 from clusterenv_hpc.gradients.worker_links import Point, PointsIn, SumsStay, WorkerLink
 from clusterenv_hpc.policies import PolicyError, check_policy, load_flat_weights, num_weights, weights_layout
-from clusterenv_hpc.worker import tell_failure
+from clusterenv_hpc.worker import interrupted, tell_failure
 
 LOOK_EVERY_S = 1e-3
 """How often a worker at work looks for notes; for a new point it looks at every step."""
@@ -90,9 +90,11 @@ class GradientWorker:
                     with _one_thread():
                         self._work(link)
                     yield True
-        except (GeneratorExit, KeyboardInterrupt):
+        except GeneratorExit:
             raise
         except BaseException as error:
+            if interrupted(error):
+                raise
             yield from tell_failure(self.channel, self._describe(error))
         finally:
             self._release()

@@ -24,7 +24,11 @@ def beginning(config: Config, run: RunDir, tally: Any, resumed_from: str | None)
     begins = "has nothing to resume and starts" if config.resume else "starts"
     if resumed_from is not None:
         begins = f"goes on from {resumed_from} at {tally.env_steps:,} steps"
-    workers = f"{config.workers} worker ranks" if config.workers else f"{config.worker_count} workers in this process"
+    workers = (
+        f"{config.workers} worker rank{'s' * (config.workers != 1)}"
+        if config.workers
+        else f"{config.worker_count} workers in this process"
+    )
     if config.env.ranks > 1:
         workers = f"{config.workers} workers of {config.env.ranks} ranks each"
     return f"{run.path.name} {begins}: {config.env.id}, {config.num_envs} environments on {workers}"

@@ -191,6 +191,26 @@ def test_an_environment_that_exits(fail: Fail) -> None:
     ).check(rf"rank 2 {HERE} failed in environment 1: SystemExit: 3")
 
 
+@pytest.mark.parametrize("raises", ["KeyboardInterrupt()", "StopIteration()"])
+@pytest.mark.parametrize("work", ["envs.step(np.zeros(4, np.int64))", "envs.rollout(5)"], ids=["step", "rollout"])
+def test_an_environment_that_raises_what_means_something_to_python(fail: Fail, work: str, raises: str) -> None:
+    """Ctrl-C is the learner's to answer, so an interrupt on a worker is the environment's own."""
+    fail(
+        f"""
+        class Breaks(toy.Walk):
+            def step(self, action):
+                if RANK == 2:
+                    now()
+                    raise {raises}
+                return super().step(action)
+
+        with ce.ClusterEnv(Breaks, 4, policy=policy()) as envs:
+            envs.reset(seed=10)
+            for _ in range(1000): {work}
+        """
+    ).check(rf"rank 2 {HERE} failed in environment 2: {raises[:-2]}")
+
+
 # -- ranks that do not fit together --
 
 

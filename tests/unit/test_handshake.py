@@ -88,6 +88,10 @@ def test_ranks_that_fit_together() -> None:
             {"observation_space": encode_space(gym.spaces.Discrete(4))},
             ["the observation space is Discrete(3) on rank 1 (node1) but Discrete(4) on rank 2 (node2)"],
         ),
+        (
+            {"num_weights": 7, "observation_space": encode_space(gym.spaces.Discrete(4))},  # the one follows the other
+            ["the observation space is Discrete(3) on rank 1 (node1) but Discrete(4) on rank 2 (node2)"],
+        ),
         ({"action_space": encode_space(gym.spaces.Discrete(3))}, ["action space is Discrete(2)", "Discrete(3)"]),
         ({"autoreset_mode": "SameStep"}, ["autoreset mode is NextStep on rank 1", "SameStep on rank 2"]),
         ({"backend": "vector"}, ["backend is sync on rank 1", "vector on rank 2"]),
