@@ -109,7 +109,8 @@ class LearnerRun(ABC):
         self.log.write(text)
         print(text, flush=True)
         if self.job is not None and self.job.wish and self.exit_reason == self.job.reason:
-            return self.job.leave().exit_code
+            with self.stop.deferred():  # Slurm ends the job with SIGTERM as soon as it is asked to take it back
+                return self.job.leave().exit_code
         if self.result is None and self.exit_reason == "completed" and self.stop.reason == "SIGINT":
             return EXIT_CODES["SIGINT"]  # of the evaluation
         return EXIT_CODES.get(self.exit_reason, 0)

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from fake_slurm import FakeSlurm
 
 from clusterenv_hpc import cli
 from clusterenv_hpc.run import owner
@@ -326,6 +327,23 @@ def test_a_signal_ends_the_update_saves_and_leaves(number: signal.Signals, code:
     assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)] == handlers
     assert cli.main(["train", "run_dir=a", "resume=true", f"total_steps={told['env_steps'] + 500}"]) == 0
     assert summary("a")["env_steps"] == told["env_steps"] + 500
+
+
+def test_slurm_may_end_a_job_while_it_is_asked_to_take_it_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake = FakeSlurm(tmp_path / "bin", monkeypatch)
+    fake.job("RUNNING")
+    scontrol = fake.folder / "scontrol"
+    ending = f'case "$1" in requeue) kill -TERM {os.getpid()}; /bin/sleep 0.3 ;; esac\n'
+    scontrol.write_text(scontrol.read_text().replace("printf", ending + "printf", 1))
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time() + 3600)))
+    thread = when_it_trains("a", signal.SIGUSR2)
+    assert train("run_dir=a", "total_steps=10000000") == 0
+    thread.join()
+    assert fake.calls[-1] == "scontrol requeue 7"
+    assert "stopped by SIGUSR2; all is saved; job 7 is back in the queue" in Path("a", "log.txt").read_text()
 
 
 def test_the_signal_slurm_sends_is_a_setting() -> None:
