@@ -1,7 +1,7 @@
 """Runs the trainings of an experiment one after another, and keeps what came out of each.
 
     python experiments/sweep.py experiments/aps            all that is missing
-    python experiments/sweep.py experiments/aps cartpole   only the cases whose name begins so
+    python experiments/sweep.py experiments/aps cartpole   only the runs whose name begins so
 
 An experiment's folder holds ``sweep.yaml``: ``cases`` (a name and overrides each), ``rules`` (likewise) and ``seeds``.
 With ``only``, the named cases are run by the rules listed there alone.  Every combination is one run of
@@ -25,7 +25,7 @@ import yaml
 from clusterenv_hpc.bench.command import circumstances
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from reporting import store
+from reporting import command_line, store
 
 KEPT = (
     "env_id", "algo", "sync", "sync_settings", "seed", "workers", "num_envs", "env_steps", "updates", "wall_s",
@@ -62,11 +62,19 @@ def train(name: str, overrides: list[str], run_dir: Path) -> dict[str, Any] | No
     return summary if summary["exit_reason"] in FINISHED else None
 
 
-def main(argv: list[str]) -> int:
+def main() -> int:
     """Run what is missing; write ``results.json`` after each run."""
-    folder = Path(argv[0])
-    wanted = argv[1] if len(argv) > 1 else ""
-    sweep = yaml.safe_load((folder / "sweep.yaml").read_text())
+    parser = command_line(__doc__)
+    parser.add_argument("folder", type=Path, help="the experiment's folder, with a sweep.yaml")
+    parser.add_argument("prefix", nargs="?", default="", help="CASE-RULE-sSEED or how it begins (default: all)")
+    given = parser.parse_args()
+    folder, wanted = given.folder, given.prefix
+    described = folder / "sweep.yaml"
+    if not described.is_file():
+        parser.error(f"{described} is not there: expected a folder of experiments/ that holds a sweep.yaml")
+    sweep = yaml.safe_load(described.read_text())
+    if not any(name.startswith(wanted) for name, _ in combinations(sweep)):
+        parser.error(f"no run of {described} begins with {wanted!r}; its cases: {', '.join(sweep['cases'])}")
     path = folder / "results.json"
     results: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     failed = 0
@@ -85,4 +93,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -23,7 +23,7 @@ from clusterenv_hpc.learners import Replay
 from clusterenv_hpc.policies import QNetwork
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from reporting import store
+from reporting import command_line, store
 
 TRANSITIONS, BATCH, ENVS, STEPS, BATCHES, ROUNDS = 1_000_000, 256, 64, 128, 400, 5
 ROOM = 1.2
@@ -65,6 +65,7 @@ def speeds(replay: Replay, prioritized: bool) -> list[float]:
 
 def main() -> None:
     """Measure and store."""
+    command_line(__doc__).parse_args()
     torch.set_num_threads(1)
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})

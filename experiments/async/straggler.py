@@ -21,7 +21,7 @@ from clusterenv_hpc.envs.delays import Delay
 from clusterenv_hpc.policies import ActorCritic
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from reporting import store
+from reporting import command_line, store
 
 SECONDS, STEP_S, NUM_STEPS, WORKERS, ENVS = 12.0, 0.01, 10, 3, 12
 
@@ -46,6 +46,7 @@ def speed(envs: ce.ClusterEnv, kind: str) -> float:
 
 def main() -> None:
     """Measure and store."""
+    command_line(__doc__).parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     policy = ActorCritic(spaces.Box(-float("inf"), float("inf"), (4,)), spaces.Discrete(2), (8,))

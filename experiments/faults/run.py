@@ -7,7 +7,6 @@ tmpfs of two megabytes, and needs root; the slow file system is an fsync that ta
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -26,7 +25,7 @@ from typing import Any
 from clusterenv_hpc.bench.command import circumstances
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from reporting import store
+from reporting import command_line, store
 
 HERE = Path(__file__).resolve().parent
 STORE = HERE / "results.json"
@@ -173,9 +172,8 @@ def measure(case: Case) -> dict[str, Any]:
 
 def main() -> int:
     """Runs the cases that are missing."""
-    words = argparse.ArgumentParser(description=__doc__)
+    words = command_line(__doc__, resumable=True)
     words.add_argument("--only", default="", help="cases whose name holds this")
-    words.add_argument("--for", type=float, default=float("inf"), dest="seconds", help="begin no other after so long")
     given, began = words.parse_args(), time.monotonic()
     results: dict[str, Any] = json.loads(STORE.read_text()) if STORE.exists() else {}
     for name, case in CASES.items():

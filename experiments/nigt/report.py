@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from reporting import panels, save, tell
+from reporting import command_line, panels, save, tell
 from statistics_of_seeds import interquartile_mean
 
 HERE = Path(__file__).resolve().parent
@@ -85,4 +85,5 @@ def tables() -> dict[str, str]:
 
 
 if __name__ == "__main__":
+    command_line(__doc__).parse_args()
     tell(tables(), draw())

@@ -20,7 +20,7 @@ from clusterenv_hpc.bench.command import circumstances
 from clusterenv_hpc.gradients import simulate
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from reporting import store
+from reporting import command_line, store
 
 HERE = Path(__file__).resolve().parent
 STORE = HERE / "simulated.json"
@@ -124,12 +124,17 @@ def draw(results: dict[str, Any], path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def main(argv: list[str]) -> int:
+def main() -> int:
     """Run what is missing; store all that there is."""
+    parser = command_line(__doc__)
+    parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help=f"of {', '.join(SCENARIOS)} (default: all)")
+    parser.add_argument("--draw", action="store_true", help="run nothing: store, print and draw what there is")
+    given = parser.parse_args()
+    if unknown := [name for name in given.scenarios if name not in SCENARIOS]:
+        parser.error(f"{unknown[0]}: allowed: {', '.join(SCENARIOS)}")
     results: dict[str, Any] = json.loads(STORE.read_text()) if STORE.exists() else {}
-    wanted = [name for name in argv if not name.startswith("-")] or list(SCENARIOS)
     ended = True
-    for name in [] if "--draw" in argv else wanted:
+    for name in [] if given.draw else given.scenarios or list(SCENARIOS):
         ended = run(name) and ended
     for name in SCENARIOS:  # what an interrupted call has left, too
         if (found := collect(name)) is not None and len(found["cells"]) > len(results.get(name, {}).get("cells", ())):
@@ -142,4 +147,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

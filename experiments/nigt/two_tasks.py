@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -27,6 +28,9 @@ from clusterenv_hpc.gradients.gradient_cluster import GradientCluster
 from clusterenv_hpc.gradients.gradient_settings import GradientSettings
 from clusterenv_hpc.gradients.methods import Method
 from clusterenv_hpc.policies import flat_weights
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from reporting import command_line, settings
 
 REACHED = 0.4
 TRAJECTORIES = 8
@@ -93,15 +97,21 @@ def solve(name: str, seed: int, unit_s: float, limit_s: float) -> dict[str, Any]
     }
 
 
-def main(argv: list[str]) -> None:
+def main() -> None:
     """Method after method on the same ranks."""
-    given = dict(word.split("=", 1) for word in argv if "=" in word)
-    seed, unit_s, limit_s = int(given.get("seed", 1)), float(given.get("unit", 0.02)), float(given.get("limit", 20))
-    for name in [word for word in argv if "=" not in word] or METHODS:
-        told = solve(name, seed, unit_s, limit_s)
+    parser = command_line(__doc__)
+    allowed = ", ".join(METHODS)
+    parser.add_argument("words", nargs="*", metavar="WORD", help=f"methods of {allowed} (default: all), and settings")
+    words = parser.parse_args().words
+    given = settings(parser, [word for word in words if "=" in word], seed=1, unit=0.02, limit=20.0)
+    methods = [word for word in words if "=" not in word]
+    if unknown := [name for name in methods if name not in METHODS]:
+        parser.error(f"{unknown[0]}: allowed: {allowed}")
+    for name in methods or METHODS:
+        told = solve(name, given["seed"], given["unit"], given["limit"])
         if told is not None:
             print(json.dumps(told), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -10,6 +10,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from reporting import command_line
+
 HERE = Path(__file__).resolve().parent
 CACHE = HERE.parents[1] / ".cache" / "peers"
 PEERS = tuple(sorted(path.stem for path in (HERE / "requirements").glob("*.txt")))
@@ -40,8 +43,13 @@ def install(peer: str) -> str | None:
     return None
 
 
-def main(peers: list[str]) -> int:
-    """Installs ``peers``, or all; 1 if one of them cannot be."""
+def main() -> int:
+    """Installs the named peers, or all; 1 if one of them cannot be."""
+    parser = command_line(__doc__)
+    parser.add_argument("peers", nargs="*", metavar="PEER", help=f"of {', '.join(PEERS)} (default: all)")
+    peers = parser.parse_args().peers
+    if unknown := [peer for peer in peers if peer not in PEERS]:
+        parser.error(f"{unknown[0]}: allowed: {', '.join(PEERS)}")
     failed = 0
     for peer in peers or PEERS:
         error = install(peer)
@@ -51,4 +59,4 @@ def main(peers: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

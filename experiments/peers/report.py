@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from reporting import panels, save, tell
+from reporting import command_line, panels, save, tell
 
 HERE = Path(__file__).resolve().parent
 ENVS = ("cartpole", "lunarlander")
@@ -114,4 +114,5 @@ def draw(path: Path = HERE / "peers.png") -> Path:
 
 
 if __name__ == "__main__":
+    command_line(__doc__).parse_args()
     tell(tables(), draw())

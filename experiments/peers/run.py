@@ -7,7 +7,6 @@ Peak memory is that of all processes of a measurement together, shared pages cou
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -28,7 +27,7 @@ from environments import HERE, install, python_of
 from clusterenv_hpc.bench.command import circumstances
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from reporting import store
+from reporting import command_line, store
 
 STORE = HERE / "results.json"
 ROUND = (("collect", "cartpole"), ("collect", "lunarlander"), ("train", "cartpole"))
@@ -138,9 +137,8 @@ def watched(process: subprocess.Popen[bytes], mark: str, limit_s: float, said: P
 
 def main() -> int:
     """Measures what is missing; 3 if time was up before, 1 if something failed."""
-    words = argparse.ArgumentParser(description=__doc__)
+    words = command_line(__doc__, resumable=True)
     words.add_argument("--only", default="", help="measurements whose name holds this")
-    words.add_argument("--for", type=float, default=float("inf"), dest="seconds", help="begin no other after so long")
     words.add_argument("--repeats", type=int, default=3, help="of each collection, and seeds of CartPole")
     words.add_argument("--lunar-seeds", type=int, default=1, help="trainings of LunarLander")
     given, began = words.parse_args(), time.monotonic()

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from reporting import panels, save, tell
+from reporting import command_line, panels, save, tell
 
 HERE = Path(__file__).resolve().parent
 MODELLED = (16, 64, 256, 1024, 4096)
@@ -183,4 +183,5 @@ def draw(path: Path = HERE / "scaling.png") -> Path:
 
 
 if __name__ == "__main__":
+    command_line(__doc__).parse_args()
     tell(tables(), draw())

@@ -8,7 +8,6 @@ All is measured by ``clusterenv-hpc bench`` and by ``weights.py``, each in a run
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from reporting import store
+from reporting import command_line, store
 
 HERE = Path(__file__).resolve().parent
 STORE = HERE / "results.json"
@@ -60,9 +59,8 @@ def measure(command: list[str]) -> dict[str, Any] | None:
 
 def main() -> int:
     """0 when all is there, 3 if time was up before, 1 if something failed."""
-    words = argparse.ArgumentParser(description=__doc__)
+    words = command_line(__doc__, resumable=True)
     words.add_argument("--only", default="", help="measurements whose name begins so")
-    words.add_argument("--for", type=float, default=float("inf"), dest="seconds")
     given, began = words.parse_args(), time.monotonic()
     results: dict[str, Any] = json.loads(STORE.read_text()) if STORE.exists() else {}
     failed = 0

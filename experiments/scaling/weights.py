@@ -7,6 +7,7 @@ weights go out as well).  What the learner's process spends more than under ``ne
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 import sys
@@ -15,6 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from clusterenv_hpc.bench.command import circumstances
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from reporting import command_line, settings
 
 WORKERS, ROUNDS, REPEATS = 2, 100, 3
 
@@ -51,7 +55,7 @@ def loop(comm: Any, rule: Any, hidden: int) -> dict[str, float]:
     return told
 
 
-def ranks(hidden: int, file: str) -> None:
+def ranks(hidden: int, file: Path) -> None:
     """On every rank; rank 0 writes."""
     import torch
 
@@ -71,26 +75,34 @@ def ranks(hidden: int, file: str) -> None:
         medians = {
             name: {key: statistics.median(row[key] for row in told) for key in told[0]} for name, told in rows.items()
         }
-        Path(file).write_text(json.dumps(medians))
+        file.write_text(json.dumps(medians))
     barrier(comm)
 
 
-def main(argv: list[str]) -> int:
+def main() -> int:
     """Starts the ranks, or is one."""
-    if argv[0] == "rank":
-        ranks(int(argv[1]), argv[2])
+    parser = command_line(__doc__)
+    parser.add_argument("hidden", type=int, help="units in each of the policy's two hidden layers")
+    parser.add_argument("words", nargs="*", metavar="json=FILE", help="the file to write (default: weights.json)")
+    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.hidden < 1:
+        parser.error(f"hidden={given.hidden}: expected at least 1")
+    file = settings(parser, given.words, json=Path("weights.json"))["json"]
+    if given.rank:
+        ranks(given.hidden, file)
         return 0
     from clusterenv_hpc.run.launch import launch_program
 
-    file = next((word.removeprefix("json=") for word in argv[1:]), "weights.json")
-    code = launch_program([sys.executable, __file__, "rank", argv[0], file], WORKERS + 1).code
+    program = [sys.executable, __file__, str(given.hidden), f"json={file}", "--rank"]
+    code = launch_program(program, WORKERS + 1).code
     if code:
         return code
     facts = circumstances([])
-    facts["command"] = f"python experiments/scaling/weights.py {argv[0]}"
-    Path(file).write_text(json.dumps({"hidden": int(argv[0]), **json.loads(Path(file).read_text()), **facts}))
+    facts["command"] = f"python experiments/scaling/weights.py {given.hidden}"
+    file.write_text(json.dumps({"hidden": given.hidden, **json.loads(file.read_text()), **facts}))
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())
